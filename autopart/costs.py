@@ -1,0 +1,66 @@
+"""Costs: time and memory of every node of a graph, as the profiler predicts or measures them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """Seconds of one node for one microbatch; the two backward parts are apart because zero-bubble schedules split them."""
+
+    forward_s: float
+    backward_input_s: float
+    backward_weight_s: float
+
+    @property
+    def backward_s(self) -> float:
+        return self.backward_input_s + self.backward_weight_s
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """Bytes of one node for one microbatch.
+
+    Attributes:
+        output_bytes: Its result as it would be sent to another stage.
+        gradient_bytes: The gradient that would be sent back for it; 0 if autograd does not track it.
+        temporary_bytes: Largest allocation that exists only while the node runs, forward or backward.
+    """
+
+    output_bytes: int
+    gradient_bytes: int
+    temporary_bytes: int
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """One storage that autograd keeps from forward to backward (parameters are not among them).
+
+    Attributes:
+        bytes: Size of the storage.
+        owner: The node that made the storage.
+        savers: The nodes whose backward needs it. A stage that holds any of them keeps it.
+    """
+
+    bytes: int
+    owner: str
+    savers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What the solver knows of a graph's nodes.
+
+    Attributes:
+        times: Device name (as in the cluster) -> node name -> seconds.
+        memory: Node name -> bytes.
+        saved: Every storage that autograd keeps for one microbatch.
+        source: "analytic" or "measured".
+    """
+
+    times: Mapping[str, Mapping[str, NodeTime]]
+    memory: Mapping[str, NodeMemory]
+    saved: tuple[SavedTensor, ...]
+    source: str

@@ -1,0 +1,105 @@
+"""What a package says about itself: the table in its `pipeline.py`, which the runtime reads.
+
+Stage s sends boundary s to stage s + 1; a value that stage s + 2 needs is relayed by stage s + 1. Inputs of the model are
+not sent: each process takes what its stages need from its own copy of the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+
+@dataclass(frozen=True)
+class Value:
+    """One tensor that crosses a boundary, for one microbatch."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class Input:
+    """One tensor of the model's call.
+
+    Attributes:
+        path: "args[0]", "kwargs['labels']", "target".
+        batch_dim: Dimension cut into microbatches; None when every microbatch gets the whole tensor.
+        maximum: Exclusive upper bound for random integers (a vocabulary size); None for floats and masks.
+    """
+
+    name: str
+    path: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    batch_dim: int | None
+    maximum: int | None = None
+
+
+@dataclass(frozen=True)
+class Output:
+    """One tensor of the model's result; `value` is the name of a boundary value or of something the last stage gives."""
+
+    value: str
+    path: str
+    batch_dim: int | None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage.
+
+    Attributes:
+        module: Its class; `module()` builds it, `forward(*takes)` returns the tuple `gives`.
+        takes: Names of received values and of inputs, in the order of `forward`'s parameters.
+        gives: Names of the values it returns.
+    """
+
+    module: type[torch.nn.Module]
+    takes: tuple[str, ...]
+    gives: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Tie:
+    """One parameter that several stages hold: (stage, name in that stage), all copies the same tensor."""
+
+    copies: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The whole package.
+
+    Attributes:
+        model: Class name of the original model.
+        dtype: The dtype that the graph was captured in.
+        schedule, microbatches: As planned; both can be overridden when training starts.
+        call: Structure of (args, kwargs[, target]) over `inputs` (see `structure`).
+        result: Structure of the model's result over `outputs`.
+        boundaries: `boundaries[s]` crosses from stage s to stage s + 1.
+        loss: Name of the scalar that is trained on; None for inference.
+        loss_name: What that scalar is, for people.
+        names: Every key of the original `state_dict()`, in order -> (stage, name in that stage) that holds it.
+    """
+
+    model: str
+    mode: str
+    dtype: torch.dtype
+    schedule: str
+    microbatches: int
+    microbatch_size: int
+    inputs: tuple[Input, ...]
+    call: Any
+    outputs: tuple[Output, ...]
+    result: Any
+    loss: str | None
+    loss_name: str | None
+    stages: tuple[Stage, ...]
+    boundaries: tuple[tuple[Value, ...], ...]
+    ties: tuple[Tie, ...]
+    names: dict[str, tuple[int, str]]
