@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from autopart.graph import Mode
 
+# Optimizer -> how many values of state it keeps for each trained parameter, in the parameter's dtype.
+OPTIMIZER_STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
+
 
 @dataclass(frozen=True)
 class Workload:
@@ -15,7 +18,7 @@ class Workload:
         microbatches: Microbatches that flow through the pipeline in one step.
         microbatch_size: Rows in one of them.
         schedule: Name of the pipeline schedule, lower case ("gpipe", "1f1b", ...; see `autopart.schedules`).
-        optimizer: "sgd", "sgd-momentum", "adam" or "adamw"; decides the bytes of optimizer state.
+        optimizer: A key of `OPTIMIZER_STATES`.
     """
 
     mode: Mode

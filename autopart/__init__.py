@@ -1,0 +1,59 @@
+"""autopart: the automatic model partitioner for PyTorch.
+
+    plan = autopart.partition(model, "8xH100-80G")
+    plan.emit("out/")
+    $ torchrun --nproc-per-node 8 out/train.py
+
+The names below are loaded on first use, so that `import autopart` is quick.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autopart.api import Partition, partition
+    from autopart.cluster import Cluster
+    from autopart.codegen import emit
+    from autopart.errors import AutopartError
+    from autopart.plan import Plan
+    from autopart.profiler import profile
+    from autopart.solver import solve
+    from autopart.tracer import trace
+    from autopart.verify import verify
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AutopartError": "autopart.errors",
+    "Cluster": "autopart.cluster",
+    "Partition": "autopart.api",
+    "Plan": "autopart.plan",
+    "emit": "autopart.codegen",
+    "partition": "autopart.api",
+    "profile": "autopart.profiler",
+    "solve": "autopart.solver",
+    "trace": "autopart.tracer",
+    "verify": "autopart.verify",
+}
+
+__all__ = [
+    "AutopartError",
+    "Cluster",
+    "Partition",
+    "Plan",
+    "__version__",
+    "emit",
+    "partition",
+    "profile",
+    "solve",
+    "trace",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

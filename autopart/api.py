@@ -1,0 +1,206 @@
+"""partition(): the five steps, in order, and nothing else."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopart.cluster import Cluster
+from autopart.codegen import emit
+from autopart.costs import Costs
+from autopart.errors import UsageError
+from autopart.graph import Graph, Mode
+from autopart.inputs import find_inputs
+from autopart.plan import Plan
+from autopart.profiler import profile
+from autopart.runtime.schedules import SCHEDULES
+from autopart.solver import solve
+from autopart.tracer import find_batch, trace
+from autopart.workload import OPTIMIZER_STATES, Workload
+
+# When nothing is said about the batch, a step has this many rows, and a pipeline this many microbatches per stage:
+# with 4 S microbatches the bubble of 1F1B is (S - 1) / (5 S - 1), less than a fifth of the step.
+DEFAULT_GLOBAL_BATCH = 32
+MICROBATCHES_PER_STAGE = 4
+
+DTYPE_ALIASES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Partition(Plan):
+    """A plan together with what it was made from, so that it can be emitted and verified.
+
+    Attributes:
+        graph: The captured model.
+        costs: The predicted costs that the plan rests on.
+    """
+
+    graph: Graph = dataclasses.field(kw_only=True, repr=False, compare=False)
+    costs: Costs = dataclasses.field(kw_only=True, repr=False, compare=False)
+
+    def emit(self, directory: str | Path) -> Path:
+        """Write the package that `torchrun` runs, and return its folder; see `autopart.codegen.emit`."""
+        with _clock(seconds := dict(self.seconds), "emit"):
+            emit(self.graph, self.plan, directory)
+        object.__setattr__(self, "seconds", seconds)
+        return Path(directory)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan alone, as it is written to `plan.json`."""
+        return Plan(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Plan)})
+
+
+def partition(
+    model: nn.Module,
+    gpus: int | str | Sequence[str] | Cluster,
+    *,
+    example_inputs: Any = None,
+    example_kwargs: Mapping[str, Any] | None = None,
+    target: Any = None,
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
+    mode: Mode = "training",
+    stages: int | str = "auto",
+    schedule: str = "auto",
+    microbatches: int | str = "auto",
+    global_batch: int | None = None,
+    batch_dims: Mapping[str, int | None] | None = None,
+    optimizer: str = "adamw",
+    dtype: torch.dtype | str | None = None,
+    granularity: str = "auto",
+    threshold: float = 0.01,
+    time_limit_s: float = 30.0,
+    check: bool = True,
+    name: str | None = None,
+) -> Partition:
+    """Split a model over devices: trace, profile, solve. The result can be emitted as a package.
+
+    Args:
+        model: Any module; its weights may be real or on `torch.device("meta")`. It is not changed.
+        gpus: A number (this machine's GPUs, else a stated default), "8xH100-80G", "2x8xA100-80G" (machines x GPUs), a
+            list of device names, a `Cluster`, or the path of a YAML file.
+        example_inputs: Positional arguments of one global batch (a tuple, or one tensor). Found by themselves for
+            transformers, timm and torchvision models.
+        example_kwargs: Keyword arguments of the same batch.
+        target: What `loss_fn` compares the output with.
+        loss_fn: `loss_fn(output, target)`, a scalar. Left out: the loss that the model returns, else a stand-in.
+        mode: "training" (one optimizer step) or "inference".
+        stages: Number of pipeline stages; "auto": as many as the devices take, unless fewer are faster.
+        schedule: A key of `autopart.runtime.schedules.SCHEDULES`; "auto": "1f1b" where the microbatches suffice.
+        microbatches: How many microbatches the global batch is cut into; "auto": at most four for each stage.
+        global_batch: Rows of one step, if not those of the example.
+        batch_dims: Input (name or path) -> its batch dimension, or None; found by trial where left out.
+        optimizer: "sgd", "sgd-momentum", "adam" or "adamw": decides the memory of its state.
+        dtype: Convert parameters, buffers and floating inputs first (on a copy of the model).
+        granularity: "block" (cuts between blocks), "operator" (anywhere legal), or "auto": blocks, unless operators gain
+            more than `threshold` of the step time.
+        time_limit_s: For the solver.
+        check: Compare the captured graph with the model by running both, where weights are real.
+        name: How the model is named in the plan ("hf:gpt2"); its class name by default.
+
+    Raises:
+        UsageError: An argument is missing or wrong; the message says which.
+        CaptureError: The model cannot be captured.
+        InfeasibleError: No plan fits; the message says what would.
+    """
+    cluster = Cluster.parse(gpus)
+    found = example_inputs is None and example_kwargs is None
+    args, kwargs = find_inputs(model) if found else (_as_tuple(example_inputs), dict(example_kwargs or {}))
+    if found and global_batch is None:
+        global_batch = DEFAULT_GLOBAL_BATCH
+    _check_options(mode, schedule, optimizer, stages, microbatches)
+
+    seconds: dict[str, float] = {}
+    with _clock(seconds, "trace"):
+        batch = find_batch(model, args, kwargs, batch_dims=batch_dims)
+        rows = global_batch or batch.rows
+        wanted_stages = stages if isinstance(stages, int) else len(cluster.devices) * _stages_per_process(schedule)
+        count = _microbatches(microbatches, rows, wanted_stages)
+        graph = trace(
+            model,
+            args,
+            kwargs,
+            mode=mode,
+            loss_fn=loss_fn,
+            target=target,
+            microbatches=count,
+            global_batch=rows,
+            batch_dims=batch.dims,
+            dtype=_as_dtype(dtype),
+            check=check,
+        )
+    with _clock(seconds, "profile"):
+        costs = profile(graph, cluster)
+    if schedule == "auto":
+        # torch's 1F1B needs a microbatch for every stage; with fewer, GPipe is the same schedule.
+        schedule = "1f1b" if count >= wanted_stages else "gpipe"
+    workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer)
+    with _clock(seconds, "solve"):
+        plan = solve(
+            graph,
+            costs,
+            cluster,
+            workload,
+            model=name,
+            stages=stages,
+            granularity=granularity,
+            threshold=threshold,
+            time_limit_s=time_limit_s,
+        )
+    fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(Plan)}
+    return Partition(**(fields | {"seconds": seconds}), graph=graph, costs=costs)
+
+
+def _check_options(mode: str, schedule: str, optimizer: str, stages: int | str, microbatches: int | str) -> None:
+    for argument, value, known in (
+        ("mode", mode, ("training", "inference")),
+        ("schedule", schedule, ("auto", *SCHEDULES)),
+        ("optimizer", optimizer, tuple(OPTIMIZER_STATES)),
+    ):
+        if value not in known:
+            raise UsageError(f"{argument} must be one of {', '.join(known)}; not {value!r}")
+    for argument, count in (("stages", stages), ("microbatches", microbatches)):
+        if count != "auto" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
+            raise UsageError(f'{argument} must be a positive number or "auto", not {count!r}')
+
+
+def _stages_per_process(schedule: str) -> int:
+    return 1 if schedule == "auto" else SCHEDULES[schedule].stages_per_process
+
+
+def _microbatches(asked: int | str, rows: int, stages: int) -> int:
+    """As asked; else the largest divisor of `rows` that is at most four for each stage."""
+    if isinstance(asked, int):
+        return asked
+    limit = min(rows, MICROBATCHES_PER_STAGE * stages)
+    return max(m for m in range(1, limit + 1) if rows % m == 0)
+
+
+def _as_tuple(inputs: Any) -> tuple[Any, ...]:
+    if inputs is None:
+        return ()
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    if not isinstance(dtype, str):
+        return dtype
+    found = getattr(torch, DTYPE_ALIASES.get(dtype, dtype), None)
+    if not isinstance(found, torch.dtype):
+        raise UsageError(f"unknown dtype {dtype!r}", "Use a torch name, such as float32, bfloat16 or float64.")
+    return found
+
+
+@contextmanager
+def _clock(seconds: dict[str, float], step: str) -> Iterator[None]:
+    start = time.perf_counter()
+    yield
+    seconds[step] = time.perf_counter() - start
