@@ -6,7 +6,8 @@ not sent: each process takes what its stages need from its own copy of the batch
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,7 +15,12 @@ import torch
 
 @dataclass(frozen=True)
 class Value:
-    """One tensor that crosses a boundary, for one microbatch."""
+    """One tensor that crosses a boundary, for one microbatch.
+
+    Attributes:
+        requires_grad: Whether the loss depends on it through autograd. False for a value that only feeds outputs: a
+            gradient of zeros would otherwise reach parameters that have none in the original model.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -57,11 +63,14 @@ class Stage:
         module: Its class; `module()` builds it, `forward(*takes)` returns the tuple `gives`.
         takes: Names of received values and of inputs, in the order of `forward`'s parameters.
         gives: Names of the values it returns.
+        whole_backward: True where the backward must run in one piece (hooks, custom autograd functions): schedules
+            that split it into input and weight gradients run some of its nodes twice.
     """
 
     module: type[torch.nn.Module]
     takes: tuple[str, ...]
     gives: tuple[str, ...]
+    whole_backward: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,8 @@ class Pipeline:
         loss: Name of the scalar that is trained on; None for inference.
         loss_name: What that scalar is, for people.
         names: Every key of the original `state_dict()`, in order -> (stage, name in that stage) that holds it.
+        initialization: Key of the original `state_dict()` -> how to draw it when no weights are given (see
+            `initialization`); keys without an entry keep what their stage was built with.
     """
 
     model: str
@@ -103,3 +114,4 @@ class Pipeline:
     boundaries: tuple[tuple[Value, ...], ...]
     ties: tuple[Tie, ...]
     names: dict[str, tuple[int, str]]
+    initialization: Mapping[str, Any] = field(default_factory=dict)
