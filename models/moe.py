@@ -1,8 +1,8 @@
 """A mixture-of-experts transformer: in every second layer a router sends each token to its top two experts.
 
-Routing follows GShard (Lepikhin et al. 2020): each sequence is a group, every expert takes at most `capacity` tokens of a
-group, and tokens beyond that pass by on the residual. All shapes are therefore fixed, and the result for a sequence does
-not depend on what else is in the batch. Each router adds a balance loss to the model's own.
+Routing follows GShard (Lepikhin et al. 2020): each sequence is a group, every expert takes at most `capacity` tokens of
+a group, and tokens beyond that pass by on the residual. All shapes are therefore fixed, and the result for a sequence
+does not depend on what else is in the batch. Each router adds a balance loss to the model's own.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in (self.query, self.key, self.value)
-        )
+        layers = (self.query, self.key, self.value)
+        q, k, v = (layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for layer in layers)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out(y.transpose(1, 2).flatten(2))
 

@@ -1,10 +1,11 @@
-"""U-Net (Ronneberger et al. 2015): an encoder whose feature maps are kept and joined to the decoder's at each resolution.
+"""U-Net (Ronneberger et al. 2015): an encoder whose feature maps are kept and joined to the decoder's.
 
 Whatever the cut, several skips cross it, and the longest ones pass over every stage between.
 """
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -59,8 +60,8 @@ class UNet(nn.Module):
         super().__init__()
         widths = [width * 2**level for level in range(depth + 1)]
         self.stem = DoubleConv(channels, width, norm)
-        self.encoder = nn.ModuleList(DoubleConv(a, b, norm) for a, b in zip(widths, widths[1:], strict=False))
-        self.decoder = nn.ModuleList(Up(b, a, norm) for a, b in reversed(list(zip(widths, widths[1:], strict=False))))
+        self.encoder = nn.ModuleList(DoubleConv(a, b, norm) for a, b in pairwise(widths))
+        self.decoder = nn.ModuleList(Up(b, a, norm) for a, b in reversed(list(pairwise(widths))))
         self.pool = nn.MaxPool2d(2)
         self.head = nn.Conv2d(width, classes, 1)
 
