@@ -58,9 +58,11 @@ class Costs:
         memory: Node name -> bytes.
         saved: Every storage that autograd keeps for one microbatch.
         source: "analytic" or "measured".
+        notes: What had to be estimated, for the person who reads the plan.
     """
 
     times: Mapping[str, Mapping[str, NodeTime]]
     memory: Mapping[str, NodeMemory]
     saved: tuple[SavedTensor, ...]
     source: str
+    notes: tuple[str, ...] = ()

@@ -1,0 +1,5 @@
+"""Profiler: Graph x Cluster -> Costs, from formulas alone (no device needed)."""
+
+from autopart.profiler.analytic import profile
+
+__all__ = ["profile"]

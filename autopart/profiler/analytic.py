@@ -1,0 +1,306 @@
+"""Analytic costs: walk the graph once, run each distinct node in isolation on fake tensors, and price what it did.
+
+Memory: every storage of the graph has an owner, the node that made it; views and in-place operators pass it on. A storage
+that autograd keeps is counted once, with all nodes whose backward needs it. State (parameters, buffers) is resident
+anyway and never counted.
+
+Time: the node's kernels on the roofline of each device. Two costs of the backward pass belong to no operator and are
+charged where they arise: adding up the gradients of a value with several readers (to the value), and adding a weight
+gradient to `.grad` (to the node that uses the weight).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from autopart.cluster import Cluster, Device
+from autopart.costs import Costs, NodeMemory, NodeTime, SavedTensor
+from autopart.graph import Graph, StateEntry
+from autopart.profiler.isolated import Call, Outcome, Place, Result, Runner, TensorSpec, estimate
+from autopart.profiler.kernels import Kernel
+from autopart.profiler.roofline import seconds
+
+CUDA_BLOCK_BYTES = 512
+"""The CUDA allocator rounds every block up to a multiple of this (`kMinBlockSize` in CUDACachingAllocator.cpp)."""
+
+
+@dataclass(eq=False)
+class _Storage:
+    """A storage of the graph: `owner` is None for state."""
+
+    bytes: int
+    owner: str | None
+    savers: dict[str, None] = field(default_factory=dict)
+    values: list[_Value] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class _Value:
+    """A tensor of the graph; its description changes when an operator makes it require grad in place."""
+
+    spec: TensorSpec
+    storage: _Storage
+
+
+def profile(graph: Graph, cluster: Cluster) -> Costs:
+    """Predicted time and memory of every node of the graph's primary capture, for one microbatch.
+
+    Never fails on an operator: what cannot be analysed (an opaque node, an operator without a fake implementation) is
+    estimated by the bytes it touches, and `Costs.notes` says so.
+    """
+    kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
+    walk = _Walk(graph, kinds[0])
+    walk.run()
+    devices = {device.name: device for device in cluster.devices}
+    notes = walk.notes
+    if len(kinds) > 1:
+        notes = [*notes, f"Saved activations are those of a {kinds[0]} device on every device."]
+    return Costs(
+        times={name: walk.times(device) for name, device in devices.items()},
+        memory=walk.memory,
+        saved=walk.saved(CUDA_BLOCK_BYTES if kinds[0] == "cuda" else 1),
+        source="analytic",
+        notes=tuple(notes),
+    )
+
+
+class _Walk:
+    """One pass over the graph."""
+
+    def __init__(self, graph: Graph, kind: str) -> None:
+        self._graph = graph
+        self._kind = kind
+        self._runner = Runner(kind)
+        self._training = graph.mode == "training"
+        self._values: dict[fx.Node, Any] = {}
+        self._storages: list[_Storage] = []
+        self._state: dict[int, _Storage] = {}
+        self._seen: dict[Any, Outcome] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._sums: dict[str, list[Kernel]] = {}
+        self._accumulations: dict[str, list[Kernel]] = {}
+        self.memory: dict[str, NodeMemory] = {}
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        """Visit every node."""
+        handlers: dict[str, Callable[[fx.Node], Any]] = {
+            "placeholder": self._placeholder,
+            "get_attr": self._get_attr,
+            "call_function": self._call_function,
+            "call_module": self._call_module,
+        }
+        for node in self._graph.primary.graph.nodes:
+            if node.op == "output":
+                continue
+            self._values[node] = value = handlers[node.op](node)
+            self._charge_gradient_sums(node, value)
+            tensors = [leaf.spec for leaf in pytree.tree_leaves(value) if isinstance(leaf, _Value)]
+            outcome = self._outcomes.get(node.name)
+            self.memory[node.name] = NodeMemory(
+                output_bytes=sum(spec.bytes for spec in tensors),
+                gradient_bytes=sum(spec.bytes for spec in tensors if spec.requires_grad),
+                temporary_bytes=outcome.temporary_bytes if outcome else 0,
+            )
+
+    def times(self, device: Device) -> dict[str, NodeTime]:
+        """Seconds of every node on a device; equal nodes are priced once."""
+        priced: dict[int, tuple[float, float, float]] = {}
+        times = {}
+        for node in self._values:
+            outcome = self._outcomes.get(node.name)
+            if outcome is None:
+                forward = backward = backward_input = 0.0
+            else:
+                if id(outcome) not in priced:
+                    work = outcome.work
+                    priced[id(outcome)] = (
+                        seconds(work.forward, device),
+                        seconds(work.backward, device),
+                        seconds(work.backward_input, device),
+                    )
+                forward, backward, backward_input = priced[id(outcome)]
+            times[node.name] = NodeTime(
+                forward_s=forward,
+                backward_input_s=backward_input + seconds(self._sums.get(node.name, ()), device),
+                # A kernel that makes both gradients at once leaves little for the weight's.
+                backward_weight_s=max(0.0, backward - backward_input)
+                + seconds(self._accumulations.get(node.name, ()), device),
+            )
+        return times
+
+    def saved(self, block_bytes: int) -> tuple[SavedTensor, ...]:
+        """Every storage that autograd keeps, each rounded up to the allocator's block."""
+        return tuple(
+            SavedTensor(-(-storage.bytes // block_bytes) * block_bytes, storage.owner, tuple(storage.savers))
+            for storage in self._storages
+            if storage.owner is not None and storage.savers and storage.bytes
+        )
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        def value(tensor: torch.Tensor, requires_grad: bool) -> _Value:
+            spec = _spec(tensor, requires_grad and self._training)
+            return self._place(spec, self._storage(spec.bytes, node.name))
+
+        return _zip_gradients(value, node)
+
+    def _get_attr(self, node: fx.Node) -> _Value:
+        entry: StateEntry = self._graph.state[str(node.target)]
+        tensor = entry.tensor
+        storage = self._state.setdefault(tensor.untyped_storage()._cdata, _Storage(entry.bytes, None))
+        spec = _spec(tensor, entry.requires_grad and self._training)
+        return self._place(replace(spec, weight=True), storage)
+
+    def _call_function(self, node: fx.Node) -> Any:
+        if node.target is operator.getitem:
+            return self._resolve(node.args[0])[node.args[1]]
+        arguments = self._resolve((node.args, node.kwargs))
+        call = self._call(node, arguments)
+        key = (call.target, _frozen(call.arguments), call.grad, call.autocast)
+        outcome = self._seen.get(key)
+        if outcome is None:
+            try:
+                outcome = self._runner.run(call)
+            except Exception as error:
+                reason = f"{node.target} could not be analysed ({_first_line(error)})"
+                outcome = self._estimate(node, call, reason)
+            self._seen[key] = outcome
+        return self._apply(node, outcome, arguments)
+
+    def _call_module(self, node: fx.Node) -> Any:
+        arguments = self._resolve((node.args, node.kwargs))
+        opaque = self._graph.opaque[str(node.target)]
+        call = self._call(node, arguments)
+        where = f"'{opaque.path}' " if opaque.path else ""
+        outcome = self._estimate(node, call, f"{where}is kept whole ({opaque.reason})")
+        subject = opaque.subject
+        if isinstance(subject, torch.nn.Module):
+            outcome = replace(outcome, work=_with_parameters(outcome.work, subject, call))
+        return self._apply(node, outcome, arguments)
+
+    def _estimate(self, node: fx.Node, call: Call, reason: str) -> Outcome:
+        results = _zip_gradients(lambda tensor, grad: _spec(tensor, grad and self._training), node)
+        self.notes.append(f"{node.name}: {reason}; its time and memory are estimated from its inputs and outputs.")
+        return estimate(call, results, self._kind, reason)
+
+    def _call(self, node: fx.Node, arguments: Any) -> Call:
+        described = pytree.tree_map_only(_Value, lambda value: value.spec, arguments)
+        grad = self._training and node.meta.get("grad_enabled", True)
+        return Call(node.target, described, grad, tuple(node.meta.get("autocast", ())))
+
+    def _apply(self, node: fx.Node, outcome: Outcome, arguments: Any) -> Any:
+        """Give the outcome of a signature to one node: its storages become storages of the graph."""
+        self._outcomes[node.name] = outcome
+        inputs = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, _Value)]
+        new = [self._storage(size, node.name) for size in outcome.new_bytes]
+
+        def storage(place: Place) -> _Storage:
+            return inputs[place.index].storage if place.of == "input" else new[place.index]
+
+        def value(result: Result) -> _Value:
+            return self._place(result.spec, storage(result.place))
+
+        for place in outcome.saved:
+            storage(place).savers[node.name] = None
+        result = pytree.tree_map_only(Result, value, outcome.results)
+        self._spread_requires_grad(node, inputs, result)
+        if outcome.work.backward:
+            self._accumulations[node.name] = [
+                _addition(value.spec) for value in inputs if value.spec.weight and value.spec.requires_grad
+            ]
+        return result
+
+    def _spread_requires_grad(self, node: fx.Node, inputs: list[_Value], result: Any) -> None:
+        """An in-place operator that writes a tracked value makes every view of the storage tracked."""
+        schema = getattr(node.target, "_schema", None)
+        if schema is None or not schema.is_mutable:
+            return
+        for value in pytree.tree_leaves(result):
+            if isinstance(value, _Value) and value.spec.requires_grad and value.storage.owner is not None:
+                for other in value.storage.values:
+                    other.spec = replace(other.spec, requires_grad=True)
+
+    def _charge_gradient_sums(self, node: fx.Node, value: Any) -> None:
+        """A value with r readers gets r gradients, which are added up in r - 1 operations."""
+        if not isinstance(value, _Value) or not value.spec.requires_grad or value.spec.weight:
+            return
+        readers = sum(1 for user in node.users if user.op != "output")
+        if readers > 1:
+            self._sums[node.name] = [_addition(value.spec)] * (readers - 1)
+
+    def _resolve(self, arguments: Any) -> Any:
+        return fx.node.map_arg(arguments, lambda node: self._values[node])
+
+    def _storage(self, size: int, owner: str) -> _Storage:
+        storage = _Storage(size, owner)
+        self._storages.append(storage)
+        return storage
+
+    def _place(self, spec: TensorSpec, storage: _Storage) -> _Value:
+        value = _Value(spec, storage)
+        storage.values.append(value)
+        return value
+
+
+def _spec(tensor: torch.Tensor, requires_grad: bool) -> TensorSpec:
+    stride = tuple(tensor.stride()) if tensor.layout == torch.strided else ()
+    return TensorSpec(tuple(tensor.shape), stride, tensor.dtype, requires_grad)
+
+
+def _zip_gradients(make: Callable[[torch.Tensor, bool], Any], node: fx.Node) -> Any:
+    """`make(val, requires_grad)` for each tensor of a node's value, nested as it is."""
+    value, tracked = node.meta["val"], node.meta.get("requires_grad", False)
+    if isinstance(value, torch.Tensor):
+        return make(value, bool(tracked))
+    if isinstance(value, list | tuple):
+        flags = tracked if isinstance(tracked, list | tuple) else [tracked] * len(value)
+        pairs = zip(value, flags, strict=True)
+        return [make(item, bool(flag)) if isinstance(item, torch.Tensor) else item for item, flag in pairs]
+    return value
+
+
+def _with_parameters(work: Any, module: torch.nn.Module, call: Call) -> Any:
+    """An opaque module is taken to multiply each of its rows with each of its parameters."""
+    parameters = list(module.parameters())
+    size = sum(parameter.numel() for parameter in parameters)
+    rows = max((torch.Size(spec.shape[:-1]).numel() for spec in call.tensors if len(spec.shape) > 1), default=1)
+
+    def grown(kernels: Iterable[Kernel]) -> tuple[Kernel, ...]:
+        return tuple(
+            replace(kernel, family="matmul", flops=2.0 * size * rows, bytes=kernel.bytes + 4.0 * size)
+            for kernel in kernels
+        )
+
+    return replace(
+        work, forward=grown(work.forward), backward=grown(work.backward), backward_input=grown(work.backward_input[:1])
+    )
+
+
+def _addition(spec: TensorSpec) -> Kernel:
+    """`a += b`: two reads and a write."""
+    return Kernel("pointwise", spec.dtype, 0.0, 3.0 * spec.bytes)
+
+
+def _frozen(arguments: Any) -> Any:
+    """A hashable form of call arguments; types are part of it, because 1, 1.0 and True are equal to Python."""
+    if isinstance(arguments, list | tuple):
+        return (type(arguments) is tuple, *(_frozen(item) for item in arguments))
+    if isinstance(arguments, dict):
+        return tuple((key, _frozen(item)) for key, item in arguments.items())
+    if isinstance(arguments, slice):
+        return ("slice", arguments.start, arguments.stop, arguments.step)
+    if isinstance(arguments, float) and arguments != arguments:
+        return (float, "nan")
+    return (type(arguments), arguments)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines()
+    return lines[0][:120] if lines else type(error).__name__

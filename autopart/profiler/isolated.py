@@ -1,0 +1,325 @@
+"""Isolated: one node of the graph run by itself on fake tensors, forward and backward, to see what it does.
+
+Nothing is computed and no memory is used, so it works for any size and without the device. Two runs are made:
+
+- on fake tensors of the target's device type, under `torch.autograd.graph.saved_tensors_hooks`: results, which inputs
+  they alias, and what autograd keeps. A GPU saves other things than a CPU (a dropout mask of one byte, not four);
+- on fake CPU tensors, under a `KernelCounter`: the kernels and the peak of temporaries. Autograd's backward does not run
+  on fake GPU tensors where there is no GPU; the kernels are the same but for names.
+
+The result depends on the node's signature alone (operator, shapes, strides, dtypes, arguments, contexts), so equal nodes
+of repeated blocks are run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from autopart.profiler.attention import GPU_OPERATORS
+from autopart.profiler.kernels import Kernel, KernelCounter
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A tensor from outside.
+
+    Attributes:
+        weight: Whether it is made of parameters alone, so that its gradient is a weight gradient.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    weight: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Size when it is sent, which makes it contiguous."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a tensor lives: in the storage of an input, or in a storage that the node made."""
+
+    of: Literal["input", "new"]
+    index: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """One tensor that a node returns."""
+
+    spec: TensorSpec
+    place: Place
+
+
+@dataclass(frozen=True)
+class Work:
+    """The kernels of a node; `backward` is the whole, `backward_input` what the gradients of activations alone need."""
+
+    forward: tuple[Kernel, ...] = ()
+    backward: tuple[Kernel, ...] = ()
+    backward_input: tuple[Kernel, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What running a node does.
+
+    Attributes:
+        results: Nested like the node's value, with a `Result` for each tensor.
+        new_bytes: Sizes of the storages that it makes.
+        saved: What autograd keeps, without repeats.
+        temporary_bytes: Most bytes that exist only while it runs, forward or backward.
+        estimated: Why this is an estimate, or None.
+    """
+
+    results: Any
+    new_bytes: tuple[int, ...]
+    saved: tuple[Place, ...]
+    work: Work
+    temporary_bytes: int
+    estimated: str | None = None
+
+
+@dataclass(frozen=True)
+class Call:
+    """A node without its graph: `arguments` is (args, kwargs) with a `TensorSpec` for each tensor."""
+
+    target: Any
+    arguments: Any
+    grad: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+    @property
+    def tensors(self) -> list[TensorSpec]:
+        """Its tensor arguments in the order in which `Place` counts inputs."""
+        return [leaf for leaf in pytree.tree_leaves(self.arguments) if isinstance(leaf, TensorSpec)]
+
+
+class Runner:
+    """Runs calls on fake tensors for one device type."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+
+    def run(self, call: Call) -> Outcome:
+        """What `call` does.
+
+        Raises:
+            Exception: Whatever the operator raises on fake tensors.
+        """
+        try:
+            outcome = self._effects(call, self._kind)
+        except Exception:
+            # Some builds of torch know no fake GPU, and some operators (recurrent ones) ask for a real one.
+            if self._kind == "cpu":
+                raise
+            outcome = self._effects(call, "cpu")
+        work, temporary = self._work(call)
+        return Outcome(outcome.results, outcome.new_bytes, outcome.saved, work, temporary)
+
+    def _effects(self, call: Call, device: str) -> Outcome:
+        """Results and saved tensors."""
+        with self._fake:
+            inputs, args, kwargs = _materialize(call, device)
+            places = _Places(inputs)
+            saved: dict[Place, None] = {}
+
+            def pack(tensor: torch.Tensor) -> None:
+                saved[places.of(tensor)] = None
+
+            with _contexts(call, device), torch.autograd.graph.saved_tensors_hooks(pack, _never):
+                value = _function(call.target, self._kind)(*args, **kwargs)
+            weight = bool(call.tensors) and all(spec.weight for spec in call.tensors)
+            results = pytree.tree_map_only(torch.Tensor, lambda tensor: _result(tensor, places, weight), value)
+            return Outcome(results, tuple(places.new_bytes), tuple(saved), Work(), 0)
+
+    def _work(self, call: Call) -> tuple[Work, int]:
+        """Kernels and temporaries, forward and backward."""
+        with self._fake:
+            inputs, args, kwargs = _materialize(call, "cpu")
+            counter = KernelCounter()
+            for tensor in inputs:
+                counter.ignore(tensor)
+            saved = _SavedBytes(inputs)
+            with counter:
+                with (
+                    counter.part() as forward,
+                    _contexts(call, "cpu", standing_in_for=self._kind),
+                    torch.autograd.graph.saved_tensors_hooks(saved.pack, _same),
+                ):
+                    value = _function(call.target, self._kind)(*args, **kwargs)
+                outputs = [
+                    leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
+                ]
+                if not outputs:
+                    return Work(forward.kernels), forward.peak_bytes
+                specs = call.tensors
+                sources = [x for x, spec in zip(inputs, specs, strict=True) if spec.requires_grad]
+                activations = [
+                    x for x, spec in zip(inputs, specs, strict=True) if spec.requires_grad and not spec.weight
+                ]
+                gradients = [torch.empty_like(output) for output in outputs]
+                incoming = sum(gradient.untyped_storage().nbytes() for gradient in gradients)
+                only = ()
+                if activations and len(activations) < len(sources):
+                    with counter.part() as part:
+                        torch.autograd.grad(outputs, activations, gradients, retain_graph=True, allow_unused=True)
+                    only = part.kernels
+                with counter.part() as backward:
+                    torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
+        if activations and len(activations) == len(sources):
+            only = backward.kernels
+        temporary = max(forward.peak_bytes - saved.new_bytes, incoming + backward.peak_bytes)
+        return Work(forward.kernels, backward.kernels, only), temporary
+
+
+def estimate(call: Call, results: Any, kind: str, reason: str) -> Outcome:
+    """The outcome of what cannot be run by itself: it reads and writes its tensors once, and keeps them all.
+
+    Args:
+        results: Nested value of `TensorSpec` that the node is known to return.
+        reason: Why, for the person who reads the plan.
+    """
+    outputs = [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, TensorSpec)]
+    inputs = call.tensors
+    index = iter(range(len(outputs)))
+    placed = pytree.tree_map_only(TensorSpec, lambda spec: Result(spec, Place("new", next(index))), results)
+    moved = sum(spec.bytes for spec in (*inputs, *outputs))
+    tracked = call.grad and any(spec.requires_grad for spec in outputs)
+    once = Kernel("pointwise", torch.float32, 0.0, float(moved))
+    saved = [Place("input", i) for i in range(len(inputs))] + [Place("new", i) for i in range(len(outputs))]
+    return Outcome(
+        results=placed,
+        new_bytes=tuple(spec.bytes for spec in outputs),
+        saved=tuple(saved) if tracked else (),
+        work=Work((once,), (once, once), (once, once)) if tracked else Work((once,)),
+        temporary_bytes=moved if tracked else 0,
+        estimated=reason,
+    )
+
+
+class _Identity(torch.autograd.Function):
+    """Gives a leaf a history, so that an operator may change it in place as it does in the model."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0]
+
+
+@dataclass
+class _Places:
+    """Says of every tensor of a run whose storage it lives in."""
+
+    inputs: list[torch.Tensor]
+    new_bytes: list[int] = field(default_factory=list)
+    _storages: list[Any] = field(default_factory=list)
+    _known: dict[int, Place] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for index, tensor in enumerate(self.inputs):
+            self._known.setdefault(tensor.untyped_storage()._cdata, Place("input", index))
+
+    def of(self, tensor: torch.Tensor) -> Place:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known:
+            self._known[storage._cdata] = Place("new", len(self.new_bytes))
+            self.new_bytes.append(storage.nbytes())
+            self._storages.append(storage)  # kept alive, or its address would come to mean another storage
+        return self._known[storage._cdata]
+
+
+class _SavedBytes:
+    """Counts the bytes that autograd keeps beyond the inputs."""
+
+    def __init__(self, inputs: list[torch.Tensor]) -> None:
+        self._known = {tensor.untyped_storage()._cdata for tensor in inputs}
+        self.new_bytes = 0
+
+    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._known:
+            self._known.add(storage._cdata)
+            self.new_bytes += storage.nbytes()
+        return tensor
+
+
+def _materialize(call: Call, device: str) -> tuple[list[torch.Tensor], Any, Any]:
+    """Fake leaves for the tensor arguments, and (args, kwargs) made from them."""
+    leaves: list[torch.Tensor] = []
+
+    def tensor(spec: TensorSpec) -> torch.Tensor:
+        leaf = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=device)
+        leaf.requires_grad_(spec.requires_grad and call.grad)
+        leaves.append(leaf)
+        return _Identity.apply(leaf) if leaf.requires_grad else leaf
+
+    def argument(leaf: Any) -> Any:
+        if isinstance(leaf, TensorSpec):
+            return tensor(leaf)
+        return torch.device(device) if isinstance(leaf, torch.device) else leaf
+
+    args, kwargs = pytree.tree_map(argument, call.arguments)
+    return leaves, args, kwargs
+
+
+def _function(target: Any, kind: str) -> Callable[..., Any]:
+    return GPU_OPERATORS.get(target, target) if kind == "cuda" else target
+
+
+def _result(tensor: torch.Tensor, places: _Places, weight: bool) -> Result:
+    spec = TensorSpec(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad, weight)
+    return Result(spec, places.of(tensor))
+
+
+@contextmanager
+def _contexts(call: Call, device: str, standing_in_for: str | None = None) -> Iterator[None]:
+    """Grad mode and autocast as at the node.
+
+    Args:
+        standing_in_for: The device type whose autocast applies, when fake tensors of another type take its part.
+    """
+    with ExitStack() as stack:
+        stack.enter_context(torch.set_grad_enabled(call.grad))
+        for wanted, dtype in call.autocast:
+            applies = wanted == (standing_in_for or device)
+            stack.enter_context(_autocast(device if applies else wanted, dtype))
+        yield
+
+
+@contextmanager
+def _autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
+    """`torch.autocast`, which refuses CUDA where there is none, by its own primitives; without its cache of casts."""
+    before = torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), torch.is_autocast_cache_enabled()
+    torch.set_autocast_enabled(device, True)
+    torch.set_autocast_dtype(device, dtype)
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_enabled(device, before[0])
+        torch.set_autocast_dtype(device, before[1])
+        torch.set_autocast_cache_enabled(before[2])
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _never(_: Any) -> torch.Tensor:
+    raise AssertionError("no backward runs here")

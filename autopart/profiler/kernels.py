@@ -1,0 +1,240 @@
+"""Kernels: what a run of PyTorch code does, counted one ATen operator at a time.
+
+`KernelCounter` watches a run (on fake tensors, so nothing is computed) below autograd, where composite operators have
+become the kernels that a device would start. Each is a `Kernel`: floating-point operations by torch's own formulas
+(`torch.utils.flop_counter`; a few operators it lacks are added here) and the bytes it has to read and write.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel.
+
+    Attributes:
+        family: Key of `roofline.FAMILIES`.
+        dtype: Of its arithmetic.
+        flops: Floating-point operations, a multiply-add being two.
+        bytes: Read plus written, each tensor once.
+    """
+
+    family: str
+    dtype: torch.dtype
+    flops: float
+    bytes: float
+
+
+def _attention_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Two matrix products: scores [B, H, Sq, Sk] from D, and output from Sk."""
+    batch_heads = math.prod(query.shape[:-2])
+    return 2 * batch_heads * query.shape[-2] * key.shape[-2] * (query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward(
+    _: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *__: Any, **___: Any
+) -> int:
+    """Five matrix products: the scores again, and the gradients of output, scores, query, key."""
+    batch_heads = math.prod(query.shape[:-2])
+    return 2 * batch_heads * query.shape[-2] * key.shape[-2] * (3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+def _grouped_matmul(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Every row of `left` meets one of the matrices in `right`, whose group sizes are data."""
+    rows = left.shape[-2] * (left.shape[0] if left.dim() == 3 and right.dim() == 2 else 1)
+    return 2 * rows * left.shape[-1] * right.shape[-1]
+
+
+def _mkldnn_rnn(input: torch.Tensor, w_input: torch.Tensor, w_hidden: torch.Tensor, *_: Any, **__: Any) -> int:
+    rows = math.prod(input.shape[:-1])
+    return 2 * rows * (w_input.numel() + w_hidden.numel())
+
+
+# Operators that torch's flop counter does not know. Arguments as in the operator.
+EXTRA_FLOPS: dict[Any, Callable[..., int]] = {
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
+    aten._grouped_mm: _grouped_matmul,
+    aten.mkldnn_rnn_layer: _mkldnn_rnn,
+}
+
+# Operator packet -> family; everything else is "pointwise" if it computes nothing that is counted.
+FAMILIES_OF: dict[str, str] = {
+    "mm": "matmul",
+    "addmm": "matmul",
+    "bmm": "matmul",
+    "baddbmm": "matmul",
+    "_grouped_mm": "matmul",
+    "_scaled_mm": "matmul",
+    "mkldnn_rnn_layer": "matmul",
+    "convolution": "convolution",
+    "_convolution": "convolution",
+    "cudnn_convolution": "convolution",
+    "convolution_backward": "convolution",
+    "native_layer_norm": "normalization",
+    "native_layer_norm_backward": "normalization",
+    "native_group_norm": "normalization",
+    "native_group_norm_backward": "normalization",
+    "native_batch_norm": "normalization",
+    "native_batch_norm_backward": "normalization",
+    "_softmax": "normalization",
+    "_softmax_backward_data": "normalization",
+    "_log_softmax": "normalization",
+    "_log_softmax_backward_data": "normalization",
+    "sum": "reduction",
+    "mean": "reduction",
+    "amax": "reduction",
+    "var": "reduction",
+    "var_mean": "reduction",
+    "embedding": "gather",
+    "embedding_dense_backward": "gather",
+    "index": "gather",
+    "index_select": "gather",
+    "gather": "gather",
+    "index_put_": "gather",
+    "_index_put_impl_": "gather",
+    "index_add_": "gather",
+    "scatter_add": "gather",
+}
+
+# These read only the rows that they return, not the whole of their first argument.
+READS_ROWS = {"embedding", "index", "index_select", "gather", "_unsafe_index"}
+
+# These change the rows that they are given, not the whole of their first argument.
+WRITES_ROWS = {"index_put_", "_index_put_impl_", "index_add_"}
+
+# No kernel at all: storage without contents, or a new name for a storage.
+FREE = {
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "new_empty",
+    "new_empty_strided",
+    "detach",
+    "alias",
+    "lift_fresh",
+    "_reshape_alias",
+}
+
+
+class KernelCounter(TorchDispatchMode):
+    """Records the kernels of the code run inside it, and the most bytes of new storages that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernels: list[Kernel] = []
+        self.live_bytes = 0
+        self.peak_bytes = 0
+        self._known: set[int] = set()
+
+    @contextmanager
+    def part(self) -> Iterator[Part]:
+        """Count one part of the run by itself."""
+        start, base = len(self.kernels), self.live_bytes
+        self.peak_bytes = base
+        part = Part()
+        yield part
+        part.kernels = tuple(self.kernels[start:])
+        part.peak_bytes = self.peak_bytes - base
+
+    def ignore(self, tensor: torch.Tensor) -> None:
+        """This tensor was there before the run."""
+        self._known.add(tensor.untyped_storage()._cdata)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if _is_view(func):
+            return result
+        outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        for output in outputs:
+            self._allocate(output)
+        if func.overloadpacket.__name__ not in FREE:
+            self.kernels.append(_kernel(func, args, kwargs, result, outputs))
+        return result
+
+    def _allocate(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        identity, size = storage._cdata, storage.nbytes()
+        if identity in self._known:
+            return
+        self._known.add(identity)
+        self.live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        weakref.finalize(storage, self._free, identity, size)
+
+    def _free(self, identity: int, size: int) -> None:
+        self._known.discard(identity)
+        self.live_bytes -= size
+
+
+class Part:
+    """What `KernelCounter.part` counted: the kernels, and the peak of new bytes above those alive at its start."""
+
+    kernels: tuple[Kernel, ...] = ()
+    peak_bytes: int = 0
+
+
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """Bytes that a kernel moves for a tensor: an expanded one is read from its smaller storage."""
+    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+
+
+def _is_view(func: Any) -> bool:
+    """Whether the operator only gives a storage another shape."""
+    aliases = [value.alias_info for value in func._schema.returns]
+    return any(alias is not None and not alias.is_write for alias in aliases)
+
+
+def _kernel(func: Any, args: Any, kwargs: Any, result: Any, outputs: list[torch.Tensor]) -> Kernel:
+    packet = func.overloadpacket
+    name = packet.__name__
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if name in READS_ROWS:
+        moved = [*inputs[1:], *outputs, *outputs]
+    elif name in WRITES_ROWS:
+        moved = [*inputs[1:], *inputs[1:]]
+    else:
+        moved = [*{id(tensor): tensor for tensor in inputs}.values(), *outputs]
+    floating = [tensor.dtype for tensor in (*outputs, *inputs) if tensor.dtype.is_floating_point and tensor.dim()]
+    return Kernel(
+        family=_family(name, args, kwargs, func),
+        dtype=min(floating, key=lambda dtype: dtype.itemsize) if floating else torch.float32,
+        flops=float(_flops(packet, args, kwargs, result)),
+        bytes=float(sum(tensor_bytes(tensor) for tensor in moved)),
+    )
+
+
+def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> int:
+    if packet in EXTRA_FLOPS:
+        return EXTRA_FLOPS[packet](*args, **kwargs)
+    if packet in flop_registry:
+        return flop_registry[packet](*args, **kwargs, out_val=result)
+    return 0
+
+
+def _family(name: str, args: Any, kwargs: Any, func: Any) -> str:
+    if "_attention" in name:
+        return "causal attention" if _argument(func, args, kwargs, "is_causal") else "attention"
+    return FAMILIES_OF.get(name, "pointwise")
+
+
+def _argument(func: Any, args: Any, kwargs: Any, name: str) -> Any:
+    for index, parameter in enumerate(func._schema.arguments):
+        if parameter.name == name:
+            return args[index] if index < len(args) else kwargs.get(name, parameter.default_value)
+    return None
