@@ -1,0 +1,272 @@
+"""The stages of one process and how a step runs through them: on one process in a row, on several by a schedule."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import pipelining
+from torch.distributed.pipelining import PipelineStage
+
+from .batches import cut, join
+from .boundary import StageAdapter, from_wire, real_dtype, to_wire, wire_metadata
+from .errors import PackageError
+from .interface import Pipeline
+from .schedules import SCHEDULES, ScheduleInfo, process_of_stage
+from .structure import decode
+from .ties import Ties
+from .work import Work
+
+
+class Engine(ABC):
+    """Trains and evaluates the stages that live in this process.
+
+    Attributes:
+        pipeline: The package's table, in the dtype of the run.
+        modules: The emitted stages of this process, by index.
+        has_loss: Whether this process holds the last stage, hence the loss and the outputs.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        modules: Mapping[int, nn.Module],
+        *,
+        microbatches: int,
+        device: torch.device,
+        seed: int = 0,
+    ) -> None:
+        self.pipeline = pipeline
+        self.modules = dict(modules)
+        self.microbatches = microbatches
+        self.device = device
+        self.seed = seed
+        self.steps_done = 0
+        self.last = len(pipeline.stages) - 1
+        self.has_loss = self.last in self.modules
+        self.adapters = {s: StageAdapter(pipeline, s, module, device) for s, module in self.modules.items()}
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The parameters of this process, copies of tied ones included: what its optimizer updates."""
+        for module in self.modules.values():
+            yield from module.parameters()
+
+    def step(self, batch: Mapping[str, torch.Tensor], wanted: tuple[str, ...] = ()) -> tuple[float | None, list[Any]]:
+        """Forward and backward of one global batch in training mode; gradients are added to `.grad`.
+
+        Args:
+            batch: Input name -> tensor of the whole batch.
+            wanted: Names of values of the last stage to return.
+
+        Returns:
+            The mean loss over the microbatches and, for each microbatch, its wanted values; (None, []) on processes
+            without the last stage.
+        """
+        if self.pipeline.loss is None:
+            raise PackageError("this package was made with mode='inference': it has no loss to train on")
+        for module in self.modules.values():
+            module.train()
+        work = self._work(batch, 1.0 / self.microbatches, (self.pipeline.loss, *wanted))
+        self._train(work)
+        self.steps_done += 1
+        if not self.has_loss:
+            return None, []
+        losses = torch.stack([kept[self.pipeline.loss] for kept in work.kept])
+        return float(losses.double().mean()), work.kept
+
+    @torch.no_grad()
+    def evaluate(self, batch: Mapping[str, torch.Tensor]) -> Any:
+        """The model's result on one global batch in evaluation mode, in its original structure.
+
+        Returns None on processes without the last stage.
+        """
+        for module in self.modules.values():
+            module.eval()
+        work = self._work(batch, 1.0, tuple(o.value for o in self.pipeline.outputs))
+        self._forward(work)
+        return self.result(work.kept) if self.has_loss else None
+
+    def result(self, kept: list[dict[str, torch.Tensor]]) -> Any:
+        """The model's result, in its original structure, from the values of every microbatch."""
+        tensors = [join([k[o.value] for k in kept], o.batch_dim) for o in self.pipeline.outputs]
+        return decode(self.pipeline.result, tensors)
+
+    def _work(self, batch: Mapping[str, torch.Tensor], loss_scale: float, wanted: tuple[str, ...]) -> Work:
+        needed = {name for s in self.modules for name in self.pipeline.stages[s].takes}
+        if self.has_loss:
+            needed |= set(wanted)
+        here = {name: tensor.to(self.device) for name, tensor in batch.items() if name in needed}
+        inputs = cut(here, self.pipeline, self.microbatches)
+        return Work(inputs, self.seed, self.steps_done, loss_scale, wanted, self.last)
+
+    @abstractmethod
+    def _train(self, work: Work) -> None: ...
+
+    @abstractmethod
+    def _forward(self, work: Work) -> None: ...
+
+
+class OneProcess(Engine):
+    """Every stage in this process, one microbatch after the other; nothing is sent."""
+
+    def __init__(self, pipeline: Pipeline, modules: Mapping[int, nn.Module], **options: Any) -> None:
+        super().__init__(pipeline, modules, **options)
+        self.ties = Ties(pipeline, self.modules, lambda stage: 0)
+
+    def _train(self, work: Work) -> None:
+        assert self.pipeline.loss is not None
+        for adapter in self.adapters.values():
+            adapter.work = work
+        earlier = self.ties.take_gradients()
+        for number in range(self.microbatches):
+            loss = self._through(number)[self.pipeline.loss]
+            (loss * work.loss_scale).backward()
+        self.ties.sum_gradients(earlier)
+
+    def _forward(self, work: Work) -> None:
+        for adapter in self.adapters.values():
+            adapter.work = work
+        for number in range(self.microbatches):
+            self._through(number)
+
+    def _through(self, number: int) -> dict[str, torch.Tensor]:
+        known: dict[str, torch.Tensor] = {}
+        for index in sorted(self.adapters):
+            known = self.adapters[index].run(number, known)
+        return known
+
+
+class Pipelined(Engine):
+    """One or two stages in this process, the others in the processes of the default process group.
+
+    Args:
+        schedule: A key of `SCHEDULES`.
+        modules: As `stages_of_process` says.
+    """
+
+    def __init__(self, pipeline: Pipeline, modules: Mapping[int, nn.Module], *, schedule: str, **options: Any) -> None:
+        super().__init__(pipeline, modules, **options)
+        self.info = SCHEDULES[schedule]
+        count = len(pipeline.stages)
+        self.ties = Ties(pipeline, self.modules, lambda stage: process_of_stage(stage, count, self.info))
+        if pipeline.loss is not None:
+            self._stages = [self._torch_stage(index) for index in sorted(self.modules)]
+            self._schedule = _build(schedule, self.info, self._stages, self.microbatches)
+
+    def _torch_stage(self, index: int) -> PipelineStage:
+        stages, boundaries = self.pipeline.stages, self.pipeline.boundaries
+        received = wire_metadata(boundaries[index - 1], self.pipeline.dtype) if index else ()
+        if index < self.last:
+            sent = wire_metadata(boundaries[index], self.pipeline.dtype)
+        else:
+            sent = (torch.empty((), dtype=self.pipeline.dtype, device="meta", requires_grad=True),)
+        return PipelineStage(
+            self.adapters[index],
+            index,
+            len(stages),
+            self.device,
+            input_args=received,
+            output_args=sent,
+            dw_builder=(lambda: lambda: None) if stages[index].whole_backward else None,
+        )
+
+    def _train(self, work: Work) -> None:
+        for adapter in self.adapters.values():
+            adapter.work = work
+        earlier = self.ties.take_gradients()
+        # The schedule cuts its arguments into microbatches: the adapters get their numbers, and have the inputs.
+        numbers = torch.arange(self.microbatches)
+        self._schedule.step(microbatch=numbers, target=numbers, losses=[], return_outputs=False)
+        self.ties.sum_gradients(earlier)
+
+    def _forward(self, work: Work) -> None:
+        """All microbatches through the first stage of each process, then through the second: every schedule's stages."""
+        sends: list[tuple[dist.Work | None, torch.Tensor]] = []
+        local: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
+        for index in sorted(self.adapters):
+            adapter = self.adapters[index]
+            adapter.work = work
+            for number in range(self.microbatches):
+                received = local.pop((index, number), None)
+                if received is None:
+                    received = self._receive(index)
+                known = adapter.run(number, received)
+                sent = {v.name: known[v.name] for v in adapter.sent}
+                if index + 1 in self.adapters:
+                    local[index + 1, number] = sent
+                else:
+                    sends += self._send(index, list(sent.values()))
+        for request, _ in sends:
+            if request is not None:
+                request.wait()
+
+    def _process(self, stage: int) -> int:
+        return process_of_stage(stage, len(self.pipeline.stages), self.info)
+
+    def _receive(self, index: int) -> dict[str, torch.Tensor]:
+        received = {}
+        for value in self.adapters[index].received:
+            shape = (*value.shape, 2) if value.dtype.is_complex else value.shape
+            buffer = torch.empty(shape, dtype=real_dtype(value.dtype), device=self.device)
+            dist.recv(buffer, self._process(index - 1))
+            received[value.name] = from_wire(buffer, value)
+        return received
+
+    def _send(self, index: int, tensors: list[torch.Tensor]) -> list[tuple[dist.Work | None, torch.Tensor]]:
+        if index == self.last:
+            return []
+        wires = [to_wire(t).contiguous() for t in tensors]
+        # A tensor must stay alive until it is sent, so it is kept beside its request.
+        return [(dist.isend(wire, self._process(index + 1)), wire) for wire in wires]
+
+
+def stages_of_process(pipeline: Pipeline, schedule: str, process: int, processes: int) -> list[int]:
+    """The stages that a process holds, in order.
+
+    Raises:
+        PackageError: The package's stages do not fit this schedule on this number of processes.
+    """
+    if schedule not in SCHEDULES:
+        raise PackageError(f"unknown schedule {schedule!r}; choose from {', '.join(SCHEDULES)}")
+    info, count = SCHEDULES[schedule], len(pipeline.stages)
+    if count != processes * info.stages_per_process:
+        fitting = [
+            f"{count // i.stages_per_process} ({name})"
+            for name, i in SCHEDULES.items()
+            if count % i.stages_per_process == 0
+        ]
+        raise PackageError(
+            f"schedule {schedule} puts {info.stages_per_process} of the package's {count} stages on each process, and "
+            f"there are {processes} processes; what fits: {', '.join(fitting)}"
+        )
+    return [s for s in range(count) if process_of_stage(s, count, info) == process]
+
+
+def in_dtype(pipeline: Pipeline, dtype: torch.dtype) -> Pipeline:
+    """The table for a run in another dtype: floating inputs and boundary values of the captured dtype change with it."""
+
+    def change(old: torch.dtype) -> torch.dtype:
+        return dtype if old == pipeline.dtype else old
+
+    return replace(
+        pipeline,
+        dtype=dtype,
+        inputs=tuple(replace(i, dtype=change(i.dtype)) for i in pipeline.inputs),
+        boundaries=tuple(tuple(replace(v, dtype=change(v.dtype)) for v in values) for values in pipeline.boundaries),
+    )
+
+
+def _build(name: str, info: ScheduleInfo, stages: list[PipelineStage], microbatches: int) -> Any:
+    """torch's schedule. Losses are scaled already, so it must not scale gradients: it would divide shared ones twice."""
+    schedule = getattr(pipelining, info.torch_name)
+    argument = stages[0] if info.stages_per_process == 1 else stages
+    try:
+        # The last stage returns the loss itself; a schedule needs a tensor of its own.
+        return schedule(argument, microbatches, loss_fn=lambda output, _: output[0] * 1.0, scale_grads=False)
+    except ValueError as error:
+        raise PackageError(f"schedule {name}: {' '.join(str(error).split())}") from error
