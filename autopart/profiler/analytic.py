@@ -1,8 +1,8 @@
 """Analytic costs: walk the graph once, run each distinct node in isolation on fake tensors, and price what it did.
 
-Memory: every storage of the graph has an owner, the node that made it; views and in-place operators pass it on. A storage
-that autograd keeps is counted once, with all nodes whose backward needs it. State (parameters, buffers) is resident
-anyway and never counted.
+Memory: every storage of the graph has an owner, the node that made it; views and in-place operators pass it on. A
+storage that autograd keeps is counted once, with all nodes whose backward needs it. State (parameters, buffers) is
+resident anyway and never counted.
 
 Time: the node's kernels on the roofline of each device. Two costs of the backward pass belong to no operator and are
 charged where they arise: adding up the gradients of a value with several readers (to the value), and adding a weight
@@ -285,7 +285,7 @@ def _with_parameters(work: Any, module: torch.nn.Module, call: Call) -> Any:
 
 def _addition(spec: TensorSpec) -> Kernel:
     """`a += b`: two reads and a write."""
-    return Kernel("pointwise", spec.dtype, 0.0, 3.0 * spec.bytes)
+    return Kernel("add_", "pointwise", spec.dtype, 0.0, 3.0 * spec.bytes)
 
 
 def _frozen(arguments: Any) -> Any:

@@ -2,20 +2,21 @@
 
 Nothing is computed and no memory is used, so it works for any size and without the device. Two runs are made:
 
-- on fake tensors of the target's device type, under `torch.autograd.graph.saved_tensors_hooks`: results, which inputs
-  they alias, and what autograd keeps. A GPU saves other things than a CPU (a dropout mask of one byte, not four);
-- on fake CPU tensors, under a `KernelCounter`: the kernels and the peak of temporaries. Autograd's backward does not run
-  on fake GPU tensors where there is no GPU; the kernels are the same but for names.
+- forward, on fake tensors of the target's device type, under `torch.autograd.graph.saved_tensors_hooks`: results, which
+  inputs they alias, what autograd keeps, the kernels. A GPU saves other things than a CPU (a dropout mask of one byte,
+  not four);
+- forward and backward, on fake CPU tensors: the kernels of the backward pass. Autograd's engine does not run on fake
+  GPU tensors where there is no GPU; the kernels that matter are the same.
 
-The result depends on the node's signature alone (operator, shapes, strides, dtypes, arguments, contexts), so equal nodes
-of repeated blocks are run once.
+The result depends on the node's signature alone (operator, shapes, strides, dtypes, arguments, contexts), so equal
+nodes of repeated blocks are run once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -90,6 +91,11 @@ class Outcome:
     temporary_bytes: int
     estimated: str | None = None
 
+    @property
+    def tensors(self) -> list[Result]:
+        """The tensors of `results`."""
+        return [leaf for leaf in pytree.tree_leaves(self.results) if isinstance(leaf, Result)]
+
 
 @dataclass(frozen=True)
 class Call:
@@ -120,17 +126,22 @@ class Runner:
             Exception: Whatever the operator raises on fake tensors.
         """
         try:
-            outcome = self._effects(call, self._kind)
+            outcome = self._forward(call, self._kind)
         except Exception:
             # Some builds of torch know no fake GPU, and some operators (recurrent ones) ask for a real one.
             if self._kind == "cpu":
                 raise
-            outcome = self._effects(call, "cpu")
-        work, temporary = self._work(call)
-        return Outcome(outcome.results, outcome.new_bytes, outcome.saved, work, temporary)
+            outcome = self._forward(call, "cpu")
+        if not any(leaf.spec.requires_grad for leaf in outcome.tensors):
+            return outcome
+        backward, backward_input, temporary_bytes = self._backward(call)
+        return replace(
+            outcome,
+            work=Work(outcome.work.forward, backward, backward_input),
+            temporary_bytes=max(outcome.temporary_bytes, temporary_bytes),
+        )
 
-    def _effects(self, call: Call, device: str) -> Outcome:
-        """Results and saved tensors."""
+    def _forward(self, call: Call, device: str) -> Outcome:
         with self._fake:
             inputs, args, kwargs = _materialize(call, device)
             places = _Places(inputs)
@@ -139,50 +150,44 @@ class Runner:
             def pack(tensor: torch.Tensor) -> None:
                 saved[places.of(tensor)] = None
 
-            with _contexts(call, device), torch.autograd.graph.saved_tensors_hooks(pack, _never):
+            counter = KernelCounter(inputs)
+            with counter, _contexts(call, device), torch.autograd.graph.saved_tensors_hooks(pack, _never):
                 value = _function(call.target, self._kind)(*args, **kwargs)
             weight = bool(call.tensors) and all(spec.weight for spec in call.tensors)
             results = pytree.tree_map_only(torch.Tensor, lambda tensor: _result(tensor, places, weight), value)
-            return Outcome(results, tuple(places.new_bytes), tuple(saved), Work(), 0)
+            kept = sum(places.new_bytes[place.index] for place in saved if place.of == "new")
+            return Outcome(
+                results=results,
+                new_bytes=tuple(places.new_bytes),
+                saved=tuple(saved),
+                work=Work(tuple(counter.kernels)),
+                temporary_bytes=max(0, counter.peak_bytes - kept),
+            )
 
-    def _work(self, call: Call) -> tuple[Work, int]:
-        """Kernels and temporaries, forward and backward."""
+    def _backward(self, call: Call) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...], int]:
+        """Kernels of the whole backward, those that the gradients of activations alone need, and temporary bytes."""
         with self._fake:
             inputs, args, kwargs = _materialize(call, "cpu")
-            counter = KernelCounter()
-            for tensor in inputs:
-                counter.ignore(tensor)
-            saved = _SavedBytes(inputs)
-            with counter:
-                with (
-                    counter.part() as forward,
-                    _contexts(call, "cpu", standing_in_for=self._kind),
-                    torch.autograd.graph.saved_tensors_hooks(saved.pack, _same),
-                ):
-                    value = _function(call.target, self._kind)(*args, **kwargs)
-                outputs = [
-                    leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.requires_grad
-                ]
-                if not outputs:
-                    return Work(forward.kernels), forward.peak_bytes
-                specs = call.tensors
-                sources = [x for x, spec in zip(inputs, specs, strict=True) if spec.requires_grad]
-                activations = [
-                    x for x, spec in zip(inputs, specs, strict=True) if spec.requires_grad and not spec.weight
-                ]
-                gradients = [torch.empty_like(output) for output in outputs]
-                incoming = sum(gradient.untyped_storage().nbytes() for gradient in gradients)
-                only = ()
-                if activations and len(activations) < len(sources):
-                    with counter.part() as part:
-                        torch.autograd.grad(outputs, activations, gradients, retain_graph=True, allow_unused=True)
-                    only = part.kernels
-                with counter.part() as backward:
-                    torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
-        if activations and len(activations) == len(sources):
-            only = backward.kernels
-        temporary = max(forward.peak_bytes - saved.new_bytes, incoming + backward.peak_bytes)
-        return Work(forward.kernels, backward.kernels, only), temporary
+            with _contexts(call, "cpu", standing_in_for=self._kind):
+                value = _function(call.target, self._kind)(*args, **kwargs)
+            outputs = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor) and x.requires_grad]
+            sources = [x for x in inputs if x.requires_grad]
+            specs = zip(inputs, call.tensors, strict=True)
+            activations = [x for x, spec in specs if x.requires_grad and not spec.weight]
+            if not outputs:
+                return (), (), 0
+            gradients = [torch.empty_like(output) for output in outputs]
+            present = [*inputs, *outputs, *gradients]
+            only: tuple[Kernel, ...] = ()
+            if activations and len(activations) < len(sources):
+                with KernelCounter(present) as counter:
+                    torch.autograd.grad(outputs, activations, gradients, retain_graph=True, allow_unused=True)
+                only = tuple(counter.kernels)
+            with KernelCounter(present) as counter:
+                torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
+            whole = tuple(counter.kernels)
+            incoming = sum(gradient.untyped_storage().nbytes() for gradient in gradients)
+            return whole, whole if len(activations) == len(sources) else only, incoming + counter.peak_bytes
 
 
 def estimate(call: Call, results: Any, kind: str, reason: str) -> Outcome:
@@ -198,7 +203,7 @@ def estimate(call: Call, results: Any, kind: str, reason: str) -> Outcome:
     placed = pytree.tree_map_only(TensorSpec, lambda spec: Result(spec, Place("new", next(index))), results)
     moved = sum(spec.bytes for spec in (*inputs, *outputs))
     tracked = call.grad and any(spec.requires_grad for spec in outputs)
-    once = Kernel("pointwise", torch.float32, 0.0, float(moved))
+    once = Kernel("unknown", "pointwise", torch.float32, 0.0, float(moved))
     saved = [Place("input", i) for i in range(len(inputs))] + [Place("new", i) for i in range(len(outputs))]
     return Outcome(
         results=placed,
@@ -242,21 +247,6 @@ class _Places:
             self.new_bytes.append(storage.nbytes())
             self._storages.append(storage)  # kept alive, or its address would come to mean another storage
         return self._known[storage._cdata]
-
-
-class _SavedBytes:
-    """Counts the bytes that autograd keeps beyond the inputs."""
-
-    def __init__(self, inputs: list[torch.Tensor]) -> None:
-        self._known = {tensor.untyped_storage()._cdata for tensor in inputs}
-        self.new_bytes = 0
-
-    def pack(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in self._known:
-            self._known.add(storage._cdata)
-            self.new_bytes += storage.nbytes()
-        return tensor
 
 
 def _materialize(call: Call, device: str) -> tuple[list[torch.Tensor], Any, Any]:
@@ -315,10 +305,6 @@ def _autocast(device: str, dtype: torch.dtype) -> Iterator[None]:
         torch.set_autocast_enabled(device, before[0])
         torch.set_autocast_dtype(device, before[1])
         torch.set_autocast_cache_enabled(before[2])
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _never(_: Any) -> torch.Tensor:

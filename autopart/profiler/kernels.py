@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,12 +26,14 @@ class Kernel:
     """One kernel.
 
     Attributes:
+        name: Of the operator, for people.
         family: Key of `roofline.FAMILIES`.
         dtype: Of its arithmetic.
         flops: Floating-point operations, a multiply-add being two.
         bytes: Read plus written, each tensor once.
     """
 
+    name: str
     family: str
     dtype: torch.dtype
     flops: float
@@ -112,48 +113,26 @@ FAMILIES_OF: dict[str, str] = {
 }
 
 # These read only the rows that they return, not the whole of their first argument.
-READS_ROWS = {"embedding", "index", "index_select", "gather", "_unsafe_index"}
+READS_ROWS = {"embedding", "index", "index_select", "gather", "_unsafe_index", "nll_loss_forward"}
 
 # These change the rows that they are given, not the whole of their first argument.
 WRITES_ROWS = {"index_put_", "_index_put_impl_", "index_add_"}
 
 # No kernel at all: storage without contents, or a new name for a storage.
-FREE = {
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "new_empty",
-    "new_empty_strided",
-    "detach",
-    "alias",
-    "lift_fresh",
-    "_reshape_alias",
-}
+FREE = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "alias", "lift_fresh"}
+FREE |= {"_unsafe_view", "_reshape_alias"}
 
 
 class KernelCounter(TorchDispatchMode):
     """Records the kernels of the code run inside it, and the most bytes of new storages that were alive at once."""
 
-    def __init__(self) -> None:
+    def __init__(self, present: Iterable[torch.Tensor] = ()) -> None:
+        """Args: present: Tensors that are there before the run."""
         super().__init__()
         self.kernels: list[Kernel] = []
-        self.live_bytes = 0
         self.peak_bytes = 0
-        self._known: set[int] = set()
-
-    @contextmanager
-    def part(self) -> Iterator[Part]:
-        """Count one part of the run by itself."""
-        start, base = len(self.kernels), self.live_bytes
-        self.peak_bytes = base
-        part = Part()
-        yield part
-        part.kernels = tuple(self.kernels[start:])
-        part.peak_bytes = self.peak_bytes - base
-
-    def ignore(self, tensor: torch.Tensor) -> None:
-        """This tensor was there before the run."""
-        self._known.add(tensor.untyped_storage()._cdata)
+        self._live_bytes = 0
+        self._known = {tensor.untyped_storage()._cdata for tensor in present}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -163,7 +142,8 @@ class KernelCounter(TorchDispatchMode):
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         for output in outputs:
             self._allocate(output)
-        if func.overloadpacket.__name__ not in FREE:
+        # What gives no tensor only asks for a property (a size, a device).
+        if outputs and func.overloadpacket.__name__ not in FREE:
             self.kernels.append(_kernel(func, args, kwargs, result, outputs))
         return result
 
@@ -173,20 +153,13 @@ class KernelCounter(TorchDispatchMode):
         if identity in self._known:
             return
         self._known.add(identity)
-        self.live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+        self._live_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
         weakref.finalize(storage, self._free, identity, size)
 
     def _free(self, identity: int, size: int) -> None:
         self._known.discard(identity)
-        self.live_bytes -= size
-
-
-class Part:
-    """What `KernelCounter.part` counted: the kernels, and the peak of new bytes above those alive at its start."""
-
-    kernels: tuple[Kernel, ...] = ()
-    peak_bytes: int = 0
+        self._live_bytes -= size
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
@@ -212,6 +185,7 @@ def _kernel(func: Any, args: Any, kwargs: Any, result: Any, outputs: list[torch.
         moved = [*{id(tensor): tensor for tensor in inputs}.values(), *outputs]
     floating = [tensor.dtype for tensor in (*outputs, *inputs) if tensor.dtype.is_floating_point and tensor.dim()]
     return Kernel(
+        name=name,
         family=_family(name, args, kwargs, func),
         dtype=min(floating, key=lambda dtype: dtype.itemsize) if floating else torch.float32,
         flops=float(_flops(packet, args, kwargs, result)),
