@@ -1,18 +1,36 @@
-"""Plan: which stage every node goes to, and what that is predicted to cost. Frozen, versioned, a JSON round trip."""
+"""Plan: which stage every node goes to, and what that is predicted to cost. Frozen, versioned, a JSON round trip.
+
+A plan file is read as hostile: whatever is not exactly a plan is refused with `InputFileError`, which names the key.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from autopart.errors import InputFileError
+from autopart.graph import Graph
 
 SCHEMA = "autopart-plan/1"
+
+# How plan files are read: no conversions (a number is not text), no unknown keys.
+_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class Strategy:
     """How the model is spread over the devices."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     stages: int
     tensor: int
     replicas: int
@@ -26,6 +44,7 @@ class Strategy:
 class StagePlan:
     """One stage of a plan; seconds are for one microbatch, bytes are for one device of the stage."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     devices: tuple[int, ...]
     nodes: int
     parameters: int
@@ -41,6 +60,7 @@ class StagePlan:
 class Baseline:
     """What a split made by hand would cost under the same predictions."""
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     name: str
     step_time_s: float | None
     fits: bool
@@ -63,20 +83,21 @@ class Plan:
         cluster: The cluster as plain data, so that the file stands alone.
     """
 
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     model: str
-    mode: str
+    mode: Literal["training", "inference"]
     strategy: Strategy
-    status: str
+    status: Literal["optimal", "feasible", "infeasible"]
     step_time_s: float
     lower_bound_s: float
     gap: float
-    stopped_by: str
+    stopped_by: Literal["proof", "time limit", "work limit"]
     per_stage: tuple[StagePlan, ...]
     balance: float
     baselines: tuple[Baseline, ...]
     assignment: Mapping[str, int]
     signature: str
-    granularity: str
+    granularity: Literal["block", "operator"]
     optimizer: str
     dtype: str
     cluster: Mapping[str, Any]
@@ -84,3 +105,125 @@ class Plan:
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The plan as one JSON object with sorted keys; the same plan gives the same text."""
+        data = {f.name: getattr(self, f.name) for f in fields(Plan)}
+        return json.dumps({"schema": SCHEMA, **data}, default=_plain, indent=1, sort_keys=True, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str | bytes, where: str = "plan") -> Plan:
+        """Read what `to_json` wrote.
+
+        Args:
+            where: How messages name the text (its file).
+
+        Raises:
+            InputFileError: It is not a plan of this version; the message names the key.
+        """
+        data = _parse(text, where)
+        schema = data.pop("schema", None)
+        if schema != SCHEMA:
+            raise InputFileError(
+                f"{where}: key 'schema' must be {SCHEMA!r}, not {_short(schema)}",
+                "Write the file anew with `autopart partition`.",
+            )
+        try:
+            plan = TypeAdapter(Plan).validate_json(json.dumps(data))
+        except ValidationError as error:
+            first = error.errors()[0]
+            key = ".".join(str(part) for part in first["loc"])
+            raise InputFileError(f"{where}: key {_short(key)}: {first['msg']}") from None
+        _check(plan, where)
+        return plan
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Plan:
+        """Read a plan file; errors as in `from_json`, and for a file that cannot be read."""
+        try:
+            text = Path(path).read_bytes()
+        except OSError as error:
+            raise InputFileError(f"{path}: {error.strerror}") from None
+        return Plan.from_json(text, where=str(path))
+
+
+def _plain(value: Any) -> Any:
+    return dict(value) if isinstance(value, Mapping) else asdict(value)
+
+
+def _parse(text: str | bytes, where: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            keys = [key for key, _ in pairs]
+            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
+            raise InputFileError(f"{where}: key {_short(twice)} stands twice in one object")
+        return found
+
+    def number(token: str) -> float:
+        value = float(token)
+        if not math.isfinite(value):
+            raise InputFileError(f"{where}: {_short(token)} is not a finite number")
+        return value
+
+    try:
+        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
+        data = json.loads(decoded, object_pairs_hook=unique, parse_constant=number, parse_float=number)
+    except UnicodeDecodeError as error:
+        raise InputFileError(f"{where}: not UTF-8 text (byte {error.start})") from None
+    except RecursionError:
+        raise InputFileError(f"{where}: nested too deeply to be a plan") from None
+    except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
+        raise InputFileError(f"{where}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InputFileError(f"{where}: a plan is one JSON object, not {type(data).__name__}")
+    return data
+
+
+def _check(plan: Plan, where: str) -> None:
+    """What types cannot say: counts and seconds are not negative, and the stages are those of the strategy."""
+    for key, value in _numbers("", {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name != "cluster"}):
+        if value < 0:
+            raise InputFileError(f"{where}: key {_short(key)} must not be negative, and is {value}")
+    stages = plan.strategy.stages
+    if stages < 1 or len(plan.per_stage) != stages:
+        raise InputFileError(
+            f"{where}: key 'per_stage' has {len(plan.per_stage)} stages, 'strategy.stages' is {stages}"
+        )
+    for node, stage in plan.assignment.items():
+        if stage >= stages:
+            raise InputFileError(f"{where}: key {_short('assignment.' + node)} is stage {stage} of {stages}")
+
+
+def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, (int, float)):
+        yield key, value
+    elif isinstance(value, Mapping):
+        for name, child in value.items():
+            yield from _numbers(f"{key}.{name}".lstrip("."), child)
+    elif isinstance(value, tuple):
+        for i, child in enumerate(value):
+            yield from _numbers(f"{key}.{i}", child)
+    elif isinstance(value, (Strategy, StagePlan, Baseline)):
+        yield from _numbers(key, {f.name: getattr(value, f.name) for f in fields(value)})
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def graph_signature(graph: Graph) -> str:
+    """sha256 over the primary capture: its operators, their arguments, shapes and dtypes, and the state's names."""
+    digest = hashlib.sha256()
+    for node in graph.primary.graph.nodes:
+        value = node.meta.get("val")
+        shapes = [(tuple(v.shape), str(v.dtype)) for v in _leaves(value) if isinstance(v, torch.Tensor)]
+        digest.update(repr((node.op, node.name, str(node.target), str(node.args), str(node.kwargs), shapes)).encode())
+    for entry in graph.state.values():
+        digest.update(repr((entry.key, entry.names, tuple(entry.tensor.shape), str(entry.tensor.dtype))).encode())
+    return digest.hexdigest()
+
+
+def _leaves(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)

@@ -1,0 +1,155 @@
+"""A chosen assignment as a Plan: what each stage costs, what hand-made splits would, and notes for people."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+from importlib.metadata import version
+
+import numpy as np
+
+from autopart.cluster import Cluster
+from autopart.costs import Costs
+from autopart.graph import Graph
+from autopart.plan import Baseline, Plan, StagePlan, Strategy, graph_signature
+from autopart.solver import baselines
+from autopart.solver.granularity import block_groups
+from autopart.solver.lowering import RESERVE_SHARE, Lowered, lower
+from autopart.solver.reductions import condense
+from autopart.solver.score import Score, score
+from autopart.workload import Workload
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Choice:
+    """The assignment that was chosen (call -> stage), and what is proven of it.
+
+    Attributes:
+        bound: Lower bound over every cut that the request allowed.
+        best_of_granularity: Lower bound over the cuts of the chosen granularity.
+        method: What proved the bound.
+    """
+
+    lowered: Lowered
+    assignment: tuple[int, ...]
+    value: float
+    bound: float
+    stopped_by: str
+    granularity: str
+    alternatives: dict[str, float]
+    best_of_granularity: float
+    method: str
+    notes: tuple[str, ...] = ()
+
+    def noting(self, note: str) -> Choice:
+        return dataclasses.replace(self, notes=(*self.notes, note))
+
+
+def describe(
+    choice: Choice,
+    graph: Graph,
+    costs: Costs,
+    cluster: Cluster,
+    workload: Workload,
+    model: str | None,
+    tolerance: float,
+    seconds: float,
+) -> Plan:
+    """The plan of a choice, valued by the scorer from the assignment alone."""
+    problem = choice.lowered.problem
+    result = score(problem, choice.assignment)
+    gap = max(0.0, (result.step_s - choice.bound) / result.step_s) if result.step_s else 0.0
+    per_stage = _stages(choice, graph, costs, cluster, result)
+    times = [s.forward_s + s.backward_s for s in per_stage]
+    return Plan(
+        model=model or graph.name,
+        mode=graph.mode,
+        strategy=Strategy(
+            stages=problem.stages,
+            tensor=1,
+            replicas=1,
+            zero=0,
+            schedule=workload.schedule,
+            microbatches=workload.microbatches,
+            microbatch_size=workload.microbatch_size,
+        ),
+        status="optimal" if gap <= tolerance else "feasible",
+        step_time_s=result.step_s,
+        lower_bound_s=min(choice.bound, result.step_s),
+        gap=gap,
+        stopped_by=choice.stopped_by,
+        per_stage=per_stage,
+        balance=sum(times) / len(times) / max(times) if max(times) else 1.0,
+        baselines=_baselines(choice, graph, costs, cluster, workload),
+        assignment={node.name: s for node, s in zip(choice.lowered.calls, choice.assignment, strict=True)},
+        signature=graph_signature(graph),
+        granularity=choice.granularity,
+        optimizer=workload.optimizer,
+        dtype=str(graph.dtype).removeprefix("torch."),
+        cluster=cluster.to_data(),
+        alternatives=choice.alternatives,
+        seconds={"solve": seconds},
+        notes=(*graph.notes, *choice.notes, *_notes(choice, tolerance)),
+        versions={name: version(name) for name in ("torch", "ortools")} | {"python": platform.python_version()},
+    )
+
+
+def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result: Score) -> tuple[StagePlan, ...]:
+    problem, calls = choice.lowered.problem, choice.lowered.calls
+    training = graph.primary is graph.training
+    busy = np.concatenate([[0.0], result.transfer_s]) + np.concatenate([result.transfer_s, [0.0]])
+    stages = []
+    for s, process in enumerate(problem.process):
+        own = [node for node, stage in zip(calls, choice.assignment, strict=True) if stage == s]
+        times = [costs.times[cluster.devices[process].name][node.name] for node in own]
+        held = [key for r, key in enumerate(choice.lowered.states) if result.held[s, r] and key in graph.state]
+        parameters = [graph.state[key] for key in held if graph.state[key].kind == "parameter"]
+        stages.append(
+            StagePlan(
+                devices=(process,),
+                nodes=len(own),
+                parameters=sum(p.tensor.numel() for p in parameters),
+                parameter_bytes=sum(p.bytes for p in parameters),
+                forward_s=sum(t.forward_s for t in times),
+                backward_s=sum(t.backward_s for t in times) if training else 0.0,
+                communication_s=float(busy[s]),
+                peak_memory_bytes=int(result.memory[process]),
+                memory_limit_bytes=int(problem.limits[process]),
+            )
+        )
+    return tuple(stages)
+
+
+def _baselines(
+    choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, workload: Workload
+) -> tuple[Baseline, ...]:
+    """One device; blocks by count; parameters in equal shares. A split by hand is made between blocks."""
+    lowered = choice.lowered
+    stages = lowered.problem.stages
+    blocks = block_groups(graph, lowered.calls)
+    problem, united = condense(lowered.problem, [*lowered.groups, *map(tuple, blocks.values())])
+    items = list(dict.fromkeys(united[calls[0]] for calls in blocks.values()))
+    alone = dataclasses.replace(workload, schedule="gpipe")
+    single = lower(graph, costs, cluster, alone, 1).problem
+    layers = baselines.uniform_layers(problem, items) if items else None
+    few = f"{len(items)} blocks are not enough for {stages} stages"
+    return (
+        baselines.valued(baselines.ONE_DEVICE, single, [0] * single.items),
+        baselines.valued(baselines.UNIFORM_LAYERS, problem, layers, few),
+        baselines.valued(
+            baselines.BALANCED_PARAMETERS, problem, baselines.balanced_parameters(problem), "too few places to cut"
+        ),
+    )
+
+
+def _notes(choice: Choice, tolerance: float) -> list[str]:
+    notes = [f"{RESERVE_SHARE:.0%} of each device's memory is left free for the runtime and the allocator"]
+    for other, value in choice.alternatives.items():
+        change = (value - choice.value) / choice.value
+        notes.append(f"cuts fall between {choice.granularity}s; {other} granularity: {value:.4g} s ({change:+.2%})")
+    if choice.granularity == "block" and choice.best_of_granularity > choice.bound:
+        share = (choice.value - choice.best_of_granularity) / choice.value if choice.value else 0.0
+        proven = "is the best" if share <= tolerance else f"is within {share:.2%} of the best"
+        notes.append(f"among cuts between blocks this plan {proven}; the bound allows cuts inside blocks too")
+    notes.append(f"the lower bound is proven by {choice.method}")
+    return notes

@@ -1,0 +1,145 @@
+"""The stage partition problem: items, nets and shared states over K stages, with nothing of fx in it.
+
+An assignment gives each item a stage so that no net flows backwards. Its step time, in seconds, is
+
+    fill_weight * (sum_v fill[s(v), v] + sum_n sum_{b crossed by n} transfer[b, n])  +  max_p load_p
+
+    load_p = sum over the stages s of process p of
+             repeat * (sum_{v in s} work[s, v] + transfers of boundaries s - 1 and s)
+             + sum over the states held in s of update[s, r], and sync[s, r] if another stage holds r too
+
+A net crosses boundary b (between stages b and b + 1) when its producer is at stage b or before and a reader (or the end
+of the pipeline) is after it: values for later stages are relayed by every stage between. The bytes of a process are
+
+    memory_p = sum over its stages s of ( sum_{v in s} saved[s, v] + sum_{r held in s} state_bytes[r]
+               + sum_{n crosses s} send[s, n] + sum_{n crosses s - 1} receive[s - 1, n] ) + max_v workspace[v]
+
+and must not exceed `limits[p]`. Every stage holds at least one item.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Net:
+    """A value: the item that makes it and the items that read it (not the producer itself).
+
+    Attributes:
+        to_end: The pipeline's last stage has to give it, whoever reads it before.
+    """
+
+    producer: int
+    readers: tuple[int, ...]
+    to_end: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """See the module's docstring. Items are numbered so that every net leads from a lower to a higher number.
+
+    Attributes:
+        work, fill: Seconds, (stages, items). `work` is paid `repeat` times, `fill` once.
+        saved: Bytes an item keeps at a stage, with the microbatches in flight there, (stages, items).
+        workspace: Largest bytes that exist only while the item runs, (items,).
+        nets: Values; `transfer` seconds, `send` and `receive` bytes, each (stages - 1, nets).
+        users: For each state the items that use it; `state_bytes` (states,), `update` and `sync` (stages, states).
+        process: Process of each stage.
+        limits: Bytes that each process may use (infinite where unlimited), (processes,).
+        repeat: How often the slowest process repeats its work; microbatches - 1 where a process has one stage.
+        fill_weight: Weight of the pipeline's filling and draining; 1 over the stages of a process.
+    """
+
+    work: Floats
+    fill: Floats
+    saved: Floats
+    workspace: Floats
+    nets: tuple[Net, ...]
+    transfer: Floats
+    send: Floats
+    receive: Floats
+    users: tuple[tuple[int, ...], ...]
+    state_bytes: Floats
+    update: Floats
+    sync: Floats
+    process: tuple[int, ...]
+    limits: Floats
+    repeat: float
+    fill_weight: float
+
+    @property
+    def stages(self) -> int:
+        return len(self.process)
+
+    @property
+    def items(self) -> int:
+        return self.work.shape[1]
+
+    @property
+    def processes(self) -> int:
+        return len(self.limits)
+
+    @cached_property
+    def stages_of_process(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(s for s in range(self.stages) if self.process[s] == p) for p in range(self.processes))
+
+    @cached_property
+    def uniform(self) -> bool:
+        """Whether every stage computes, and every boundary transfers, equally fast."""
+        return all(
+            bool((table == table[:1]).all()) for table in (self.work, self.fill, self.transfer, self.update, self.sync)
+        )
+
+    @cached_property
+    def predecessors(self) -> tuple[tuple[int, ...], ...]:
+        found: list[set[int]] = [set() for _ in range(self.items)]
+        for net in self.nets:
+            for reader in net.readers:
+                found[reader].add(net.producer)
+        return tuple(tuple(sorted(p)) for p in found)
+
+    @cached_property
+    def successors(self) -> tuple[tuple[int, ...], ...]:
+        found: list[set[int]] = [set() for _ in range(self.items)]
+        for net in self.nets:
+            found[net.producer].update(net.readers)
+        return tuple(tuple(sorted(s)) for s in found)
+
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """For each item the bit set of what must come no later than it, itself included."""
+        sets: list[int] = []
+        for item in range(self.items):
+            bits = 1 << item
+            for before in self.predecessors[item]:
+                bits |= sets[before]
+            sets.append(bits)
+        return tuple(sets)
+
+    @cached_property
+    def descendants(self) -> tuple[int, ...]:
+        """For each item the bit set of what must come no earlier than it, itself included."""
+        sets = [0] * self.items
+        for item in reversed(range(self.items)):
+            bits = 1 << item
+            for after in self.successors[item]:
+                bits |= sets[after]
+            sets[item] = bits
+        return tuple(sets)
+
+
+def members(bits: int) -> list[int]:
+    """The items of a bit set, lowest first."""
+    found = []
+    while bits:
+        low = bits & -bits
+        found.append(low.bit_length() - 1)
+        bits ^= low
+    return found

@@ -1,0 +1,220 @@
+"""solve(): from what the profiler knows of a graph to the best known plan, with its proof."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+from autopart.cluster import Cluster
+from autopart.costs import Costs
+from autopart.errors import CaptureError, InfeasibleError, LimitError, UsageError
+from autopart.graph import Graph
+from autopart.plan import Plan
+from autopart.runtime.schedules import SCHEDULES
+from autopart.solver.bounds import simple_bound
+from autopart.solver.describe import Choice, describe
+from autopart.solver.granularity import block_groups
+from autopart.solver.infeasible import explain
+from autopart.solver.lowering import Lowered, lower
+from autopart.solver.reductions import condense
+from autopart.solver.search import Answer, search
+from autopart.workload import OPTIMIZER_STATES, Workload
+
+GRANULARITIES = ("auto", "block", "operator")
+# Of the time limit, what the search for fewer stages and the one between blocks may take at most.
+SIDE_SHARE = 0.2
+
+
+def solve(
+    graph: Graph,
+    costs: Costs,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    model: str | None = None,
+    stages: int | str = "auto",
+    granularity: str = "auto",
+    threshold: float = 0.01,
+    tolerance: float = 0.001,
+    time_limit_s: float = 30.0,
+) -> Plan:
+    """Assign every call of the graph to a pipeline stage so that one step is as fast as possible.
+
+    Args:
+        model: How the plan names the model; its class name by default.
+        stages: Number of stages; "auto": one for each place the devices have, unless fewer are predicted to be faster.
+        granularity: "operator" (cuts anywhere legal), "block" (between blocks only), or "auto": between blocks, unless
+            cuts anywhere gain more than `threshold` (a share of the step time).
+        tolerance: The gap, (value - bound) / value, at which a plan counts as optimal and the search ends.
+        time_limit_s: Wall time after which the best plan so far is returned.
+
+    Returns:
+        The plan. `lower_bound_s` holds for every legal split into that many stages, between blocks or not, unless
+        `granularity` is "block"; then for splits between blocks.
+
+    Raises:
+        UsageError: An option is wrong, or more stages are asked for than devices.
+        CaptureError: The model has fewer places to cut than the stages need.
+        InfeasibleError: No split fits the devices' memory; the message names what would.
+        LimitError: The time limit was reached without a plan.
+    """
+    start = time.monotonic()
+    _check(granularity, threshold, tolerance, time_limit_s, workload)
+    count = _stage_count(cluster, workload, stages)
+    request = _Request(graph, costs, cluster, workload, granularity, threshold, tolerance)
+    choice = request.best(count, time_limit_s) if stages != "auto" else request.automatic(count, time_limit_s)
+    return describe(choice, graph, costs, cluster, workload, model, tolerance, time.monotonic() - start)
+
+
+def _check(granularity: str, threshold: float, tolerance: float, time_limit_s: float, workload: Workload) -> None:
+    if granularity not in GRANULARITIES:
+        raise UsageError(f"granularity must be one of {', '.join(GRANULARITIES)}; not {granularity!r}")
+    if not 0 <= threshold < 1 or not 0 <= tolerance < 1:
+        raise UsageError(f"threshold and tolerance are shares between 0 and 1, not {threshold!r} and {tolerance!r}")
+    if not time_limit_s > 0:
+        raise UsageError(f"time_limit_s must be more than 0, not {time_limit_s!r}")
+    if workload.schedule not in SCHEDULES:
+        raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}; not {workload.schedule!r}")
+    if workload.optimizer not in OPTIMIZER_STATES:
+        raise UsageError(f"optimizer must be one of {', '.join(OPTIMIZER_STATES)}; not {workload.optimizer!r}")
+
+
+def _stage_count(cluster: Cluster, workload: Workload, stages: int | str) -> int:
+    per_process = SCHEDULES[workload.schedule].stages_per_process
+    places = len(cluster.devices) * per_process
+    if stages == "auto":
+        return places
+    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
+        raise UsageError(f'stages must be a positive number or "auto", not {stages!r}')
+    if stages > places:
+        raise UsageError(
+            f"{stages} stages need {-(-stages // per_process)} devices, and the cluster has {len(cluster.devices)}",
+            f"Ask for at most {places} stages with this schedule, or name more devices.",
+        )
+    if stages % per_process:
+        raise UsageError(
+            f"the schedule {workload.schedule!r} puts {per_process} stages on each process; {stages} is not a multiple"
+        )
+    return stages
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """What is asked for, whatever the number of stages."""
+
+    graph: Graph
+    costs: Costs
+    cluster: Cluster
+    workload: Workload
+    granularity: str
+    threshold: float
+    tolerance: float
+
+    def automatic(self, places: int, time_limit_s: float) -> Choice:
+        """All places, unless fewer stages are faster, or all cannot be filled."""
+        per_process = SCHEDULES[self.workload.schedule].stages_per_process
+        fewer = range(places - per_process, 0, -per_process)
+        try:
+            choice = self.best(places, time_limit_s * (1 - SIDE_SHARE))
+        except (CaptureError, InfeasibleError) as error:
+            for count in fewer:
+                try:
+                    choice = self.best(count, time_limit_s)
+                except (CaptureError, InfeasibleError):
+                    continue
+                return choice.noting(_fewer_note(count, places, per_process, error.message))
+            raise
+        limit = time_limit_s * SIDE_SHARE / max(1, len(fewer))
+        for count in fewer:
+            lowered = lower(self.graph, self.costs, self.cluster, self.workload, count)
+            if simple_bound(lowered.problem) >= choice.value:
+                continue
+            try:
+                other = self.best(count, limit)
+            except (CaptureError, InfeasibleError, LimitError):
+                continue
+            if other.value < choice.value * (1 - self.tolerance):
+                reason = f"with {places} stages the step is predicted to take {choice.value:.4g} s instead"
+                choice = other.noting(_fewer_note(count, places, per_process, f"{reason} of {other.value:.4g} s"))
+        return choice
+
+    def best(self, stages: int, time_limit_s: float) -> Choice:
+        """The plan with exactly this many stages, cut as the granularity says."""
+        start = time.monotonic()
+        lowered = lower(self.graph, self.costs, self.cluster, self.workload, stages)
+        blocks = [tuple(calls) for calls in block_groups(self.graph, lowered.calls).values()]
+        answers: dict[str, tuple[Answer, list[int]]] = {}
+        if self.granularity != "operator" and (blocks or self.granularity == "block"):
+            found = self._search(lowered, [*lowered.groups, *blocks], time_limit_s * SIDE_SHARE, None)
+            if found is not None and found[0].assignment is not None:
+                answers["block"] = found
+        if self.granularity != "block":
+            first = _by_call(*answers["block"]) if "block" in answers else None
+            found = self._search(lowered, lowered.groups, time_limit_s - (time.monotonic() - start), first)
+            if found is not None:
+                answers["operator"] = found
+        return self._choose(lowered, answers)
+
+    def _search(
+        self, lowered: Lowered, groups: Sequence[tuple[int, ...]], limit: float, first: Sequence[int] | None
+    ) -> tuple[Answer, list[int]] | None:
+        """The best plan with these items united, and the united item of each call; None if there are too few."""
+        problem, united = condense(lowered.problem, groups)
+        if problem.items < problem.stages:
+            return None
+        start = None
+        if first is not None:
+            start = [0] * problem.items
+            for call, into in enumerate(united):
+                start[into] = first[call]
+        return search(problem, self.tolerance, limit, start), united
+
+    def _choose(self, lowered: Lowered, answers: dict[str, tuple[Answer, list[int]]]) -> Choice:
+        stages = lowered.problem.stages
+        if not answers:
+            places = condense(lowered.problem, lowered.groups)[0].items
+            between = " between blocks" if self.granularity == "block" else ""
+            raise CaptureError(
+                f"{self.graph.name} cannot be cut{between} into {stages} stages",
+                f"At most {places} stages are possible where cuts may fall anywhere legal; ask for fewer stages"
+                + (', or for granularity "operator" or "auto".' if between else "."),
+            )
+        values = {name: answer.value for name, (answer, _) in answers.items() if answer.assignment is not None}
+        if not values:
+            answer, _ = next(iter(answers.values()))
+            if answer.bound == float("inf"):
+                raise explain(self.graph, self.costs, self.cluster, self.workload, lowered)
+            raise LimitError(
+                f"no plan for {stages} stages was found within the time limit, and none was proven impossible",
+                "Raise the time limit, or ask for fewer microbatches or more devices.",
+            )
+        name = min(values, key=lambda n: (values[n], n))
+        bound_of = answers.get("operator", answers[name])[0]
+        if self.granularity == "auto" and "block" in values:
+            # What operators may gain at most: by the proof where there is one, else by the best plan known.
+            best = bound_of.bound if bound_of.stopped_by == "proof" else values[name]
+            if values["block"] - best <= self.threshold * values["block"]:
+                name = "block"
+        chosen, united = answers[name]
+        others = {other: value for other, value in values.items() if other != name}
+        return Choice(
+            lowered=lowered,
+            assignment=tuple(_by_call(chosen, united)),
+            value=chosen.value,
+            bound=min(bound_of.bound, chosen.value),
+            stopped_by=bound_of.stopped_by,
+            granularity=name,
+            alternatives=others,
+            best_of_granularity=chosen.bound,
+            method=bound_of.method,
+        )
+
+
+def _by_call(answer: Answer, united: Sequence[int]) -> list[int]:
+    assert answer.assignment is not None
+    return [answer.assignment[item] for item in united]
+
+
+def _fewer_note(count: int, places: int, per_process: int, reason: str) -> str:
+    return f"{count // per_process} of {places // per_process} devices are used: {reason}"
