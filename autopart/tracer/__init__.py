@@ -1,0 +1,5 @@
+"""Tracer: nn.Module -> Graph."""
+
+from autopart.tracer.trace import trace
+
+__all__ = ["trace"]

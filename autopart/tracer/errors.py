@@ -1,0 +1,17 @@
+"""What a failed attempt to capture tells the next one."""
+
+from __future__ import annotations
+
+
+class Uncapturable(Exception):
+    """The captured graph holds something that cannot be kept.
+
+    Attributes:
+        path: Module path at which it was made; None when no module is known.
+        reason: For the person who reads the plan.
+    """
+
+    def __init__(self, path: str | None, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.reason = reason

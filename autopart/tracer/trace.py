@@ -1,0 +1,169 @@
+"""trace(): from a model and an example call to a Graph."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from autopart.errors import CaptureError, UsageError
+from autopart.graph import Capture, Graph, InputSpec, Mode, OutputSpec
+from autopart.tracer.autograd import stamp_requires_grad
+from autopart.tracer.batch import BatchDims, find_batch_dims
+from autopart.tracer.call import Call, Recording, read_call
+from autopart.tracer.capture import Capturer
+from autopart.tracer.colocation import colocated_sets
+from autopart.tracer.state import StateTable
+
+
+def trace(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    mode: Mode = "training",
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
+    target: Any = None,
+    microbatches: int = 1,
+    global_batch: int | None = None,
+    batch_dims: Mapping[str, int | None] | None = None,
+    dtype: torch.dtype | None = None,
+    check: bool = True,
+) -> Graph:
+    """Capture a model at one microbatch, in training and in evaluation mode.
+
+    Args:
+        model: Any module; its weights may live on `meta`. It is left as it was.
+        args, kwargs: An example global batch, as the model would be called with it.
+        mode: "training" captures both modes and a loss; "inference" only evaluation.
+        loss_fn, target: `loss_fn(output, target)` is captured behind the model. Without it the model's own loss is used
+            (an output named `loss`, or a floating scalar that is the whole output or its first element), else a stand-in.
+        microbatches: Parts that a global batch is cut into.
+        global_batch: Rows of a global batch when they are not those of the example, whose rows are then repeated or cut.
+        batch_dims: Name or path of an input -> dimension of its rows, or None for an input without rows. Found by
+            running the model when not given.
+        dtype: Capture the model and its floating inputs in this dtype instead of their own.
+        check: Compare the captures with the model itself over two steps where the weights are real.
+
+    Raises:
+        UsageError: An argument does not fit, or the batch dimension cannot be told.
+        CaptureError: The model cannot be captured without changing what it computes.
+    """
+    if mode not in ("training", "inference"):
+        raise UsageError(f"mode is {mode!r}; it must be 'training' or 'inference'")
+    if loss_fn is not None and target is None:
+        raise UsageError(
+            "loss_fn is given without target", "Pass target=..., the second argument of loss_fn(output, target)."
+        )
+    training = mode == "training"
+    notes: list[str] = []
+    if dtype is not None:
+        model = in_dtype(model, dtype)
+    has_target = training and loss_fn is not None
+    with leaving_model_as_it_was(model, notes):
+        call = read_call(model, args, kwargs or {}, target, has_target)
+        if dtype is not None:
+            call = call.with_tensors([t.to(dtype) if t.is_floating_point() else t for t in call.tensors])
+        dims = find_batch_dims(
+            model, call, loss_fn if training else None, microbatches, global_batch, batch_dims, training=training
+        )
+        notes += dims.notes
+        small = call.with_tensors(dims.microbatch(call.tensors))
+        state = StateTable.of(model)
+        capturer = Capturer(model, small, state, loss_fn=loss_fn if training else None, training=training, notes=notes)
+        graphs = {}
+        records: dict[bool, Recording] = {}
+        for train_mode in (True, False) if training else (False,):
+            graphs[train_mode], records[train_mode] = capturer.capture(train_mode)
+        record = records[training]
+        for graph in graphs.values():
+            for key in {str(n.target) for n in graph.nodes if n.op == "get_attr"}:
+                state.use(key)
+        captures = {}
+        for train_mode, graph in graphs.items():
+            stamp_requires_grad(graph, state.entries)
+            captures[train_mode] = Capture(graph, colocated_sets(graph))
+        placeholders = [n for n in graphs[training].nodes if n.op == "placeholder"]
+        inputs = tuple(
+            InputSpec(node.name, path, tuple(t.shape), t.dtype, dim)
+            for node, path, t, dim in zip(placeholders, small.paths, small.tensors, dims.inputs, strict=True)
+        )
+        values = [n.meta["val"] for n in output_of(graphs[training])]
+        outputs = tuple(
+            OutputSpec(path, tuple(v.shape), v.dtype, dim)
+            for path, v, dim in zip(record.paths, values, dims.outputs(values), strict=True)
+        )
+        return Graph(
+            name=type(model).__name__,
+            mode=mode,
+            training=captures.get(True),
+            evaluation=captures[False],
+            state=dict(state.entries),
+            inputs=inputs,
+            call=small.structure,
+            outputs=outputs,
+            result=record.result,
+            loss=record.loss,
+            loss_name=record.loss_name,
+            opaque=dict(capturer.opaque_calls),
+            microbatch_size=dims.rows,
+            dtype=dtype or main_dtype(state),
+            notes=tuple(dict.fromkeys(notes)),
+            modules={path: type(module) for path, module in model.named_modules()},
+        )
+
+
+def output_of(graph: fx.Graph) -> list[fx.Node]:
+    """The nodes that the graph gives back."""
+    (node,) = (n for n in graph.nodes if n.op == "output")
+    return list(node.args[0])  # type: ignore[arg-type]
+
+
+def main_dtype(state: StateTable) -> torch.dtype:
+    """The floating dtype that holds most parameters."""
+    sizes: Counter[torch.dtype] = Counter()
+    for entry in state.entries.values():
+        if entry.kind == "parameter" and entry.tensor.is_floating_point():
+            sizes[entry.tensor.dtype] += entry.tensor.numel()
+    return sizes.most_common(1)[0][0] if sizes else torch.get_default_dtype()
+
+
+def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model itself if all its floating state is of that dtype, else a converted copy."""
+    if not dtype.is_floating_point:
+        raise UsageError(f"dtype is {dtype}; it must be a floating dtype")
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(t.dtype == dtype for t in tensors if t.is_floating_point()):
+        return model
+    try:
+        converted = copy.deepcopy(model)
+    except Exception as error:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be copied to be captured in {dtype}: {error}",
+            f"Convert it yourself: model.to({dtype}).",
+        ) from None
+    return converted._apply(lambda t: t.to(dtype) if t.is_floating_point() else t)
+
+
+@contextmanager
+def leaving_model_as_it_was(model: nn.Module, notes: list[str]) -> Iterator[None]:
+    """Restore training flags, and for transformers' models the cache, which one forward pass does not need."""
+    flags = {module: module.training for module in model.modules()}
+    config = getattr(model, "config", None)
+    cached = getattr(config, "use_cache", None) is True
+    if cached:
+        config.use_cache = False
+        notes.append("captured with config.use_cache=False: the key-value cache is not part of the result")
+    try:
+        yield
+    finally:
+        for module, flag in flags.items():
+            module.training = flag
+        if cached:
+            config.use_cache = True
