@@ -1,4 +1,4 @@
-"""A global batch: reading it, checking it against the package's inputs, cutting it into microbatches, joining results."""
+"""A global batch: reading it, checking it against the package, cutting it into microbatches, joining results."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def global_shape(spec: Input, microbatches: int) -> tuple[int, ...]:
 
 
 def cut(flat: dict[str, torch.Tensor], pipeline: Pipeline, microbatches: int) -> list[dict[str, torch.Tensor]]:
-    """The inputs of each microbatch: equal slices along the batch dimension, or the whole tensor where there is none."""
+    """The inputs of each microbatch: equal slices along the batch dimension; whole tensors where there is none."""
     dims = {spec.name: spec.batch_dim for spec in pipeline.inputs}
     cuts: list[dict[str, torch.Tensor]] = [{} for _ in range(microbatches)]
     for name, tensor in flat.items():
@@ -123,6 +123,8 @@ def _follow(step: ast.expr, batch: Batch, spec: Input) -> Any:
 def _checked(tensor: Any, spec: Input, microbatches: int) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise PackageError(f"{spec.path} is a {type(tensor).__name__}, expected a tensor")
+    if tensor.is_floating_point() and spec.dtype.is_floating_point:
+        tensor = tensor.to(spec.dtype)
     if tensor.dtype != spec.dtype:
         raise PackageError(f"{spec.path} is {tensor.dtype}, this package takes {spec.dtype}")
     expected = global_shape(spec, microbatches)

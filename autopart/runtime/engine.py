@@ -185,7 +185,7 @@ class Pipelined(Engine):
         self.ties.sum_gradients(earlier)
 
     def _forward(self, work: Work) -> None:
-        """All microbatches through the first stage of each process, then through the second: every schedule's stages."""
+        """All microbatches through the first stage of each process, then through the second; for every schedule."""
         sends: list[tuple[dist.Work | None, torch.Tensor]] = []
         local: dict[tuple[int, int], dict[str, torch.Tensor]] = {}
         for index in sorted(self.adapters):
@@ -248,7 +248,7 @@ def stages_of_process(pipeline: Pipeline, schedule: str, process: int, processes
 
 
 def in_dtype(pipeline: Pipeline, dtype: torch.dtype) -> Pipeline:
-    """The table for a run in another dtype: floating inputs and boundary values of the captured dtype change with it."""
+    """The table for a run in another dtype: inputs and boundary values of the captured dtype change with it."""
 
     def change(old: torch.dtype) -> torch.dtype:
         return dtype if old == pipeline.dtype else old
@@ -262,7 +262,7 @@ def in_dtype(pipeline: Pipeline, dtype: torch.dtype) -> Pipeline:
 
 
 def _build(name: str, info: ScheduleInfo, stages: list[PipelineStage], microbatches: int) -> Any:
-    """torch's schedule. Losses are scaled already, so it must not scale gradients: it would divide shared ones twice."""
+    """torch's schedule. Losses are scaled already: scaling gradients would divide shared ones twice."""
     schedule = getattr(pipelining, info.torch_name)
     argument = stages[0] if info.stages_per_process == 1 else stages
     try:

@@ -1,7 +1,7 @@
 """What a package says about itself: the table in its `pipeline.py`, which the runtime reads.
 
-Stage s sends boundary s to stage s + 1; a value that stage s + 2 needs is relayed by stage s + 1. Inputs of the model are
-not sent: each process takes what its stages need from its own copy of the batch.
+Stage s sends boundary s to stage s + 1; a value that stage s + 2 needs is relayed by stage s + 1. Inputs of the model
+are not sent: each process takes what its stages need from its own copy of the batch.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor of the model's result; `value` is the name of a boundary value or of something the last stage gives."""
+    """One tensor of the model's result; `value` names a boundary value, an input, or something the last stage gives."""
 
     value: str
     path: str

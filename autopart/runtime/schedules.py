@@ -34,7 +34,7 @@ SCHEDULES: dict[str, ScheduleInfo] = {
 
 
 def process_of_stage(stage: int, stages: int, info: ScheduleInfo) -> int:
-    """The process that holds `stage` when `stages` of them are spread over `stages / info.stages_per_process` processes."""
+    """The process that holds `stage` of `stages`, spread over `stages / info.stages_per_process` processes."""
     processes = stages // info.stages_per_process
     lap, place = divmod(stage, processes)
     return processes - 1 - place if info.placement == "v" and lap % 2 else place

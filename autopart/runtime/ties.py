@@ -33,7 +33,7 @@ class Ties:
             processes = tuple(sorted({process_of_stage(stage) for stage, _ in tie.copies}))
             if processes not in groups:
                 # Every process makes every group, in the order of the table: making one is collective.
-                groups[processes] = dist.new_group(list(processes)) if len(processes) > 1 else None
+                groups[processes] = _group(processes)
             mine = [modules[s].get_parameter(name) for s, name in tie.copies if s in modules]
             if mine and mine[0].requires_grad:
                 self._shared.append((mine, groups[processes]))
@@ -62,3 +62,9 @@ class Ties:
                 continue
             for parameter, old in zip(copies, before, strict=True):
                 parameter.grad = total.clone() if old is None else old + total
+
+
+def _group(processes: tuple[int, ...]) -> dist.ProcessGroup | None:
+    """The group of these processes; None where there is nobody to talk to, or this process is not one of them."""
+    group = dist.new_group(list(processes)) if len(processes) > 1 else None
+    return group if isinstance(group, dist.ProcessGroup) else None

@@ -15,7 +15,7 @@ class Work:
     Attributes:
         inputs: For each microbatch, input name -> tensor.
         seed, step: Part of the key of every random stream.
-        loss_scale: What the loss is multiplied by before its backward: 1 / microbatches, so that gradients are the mean.
+        loss_scale: What the loss is multiplied by before its backward: 1 / microbatches makes gradients the mean.
         wanted: Names of the values to keep from the last stage.
         last: Index of the last stage.
         kept: For each microbatch, the wanted values, detached.

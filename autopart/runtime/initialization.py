@@ -1,0 +1,40 @@
+"""Random initial weights: drawn per name, so that they do not depend on how the model is split."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from .interface import Pipeline
+from .weights import original_names
+
+Rule = tuple[Any, ...]
+"""("normal", mean, standard deviation), ("uniform", low, high), ("constant", value)"""
+
+DRAWS: dict[str, Callable[..., torch.Tensor]] = {
+    "normal": lambda t, generator, mean, std: t.normal_(mean, std, generator=generator),
+    "uniform": lambda t, generator, low, high: t.uniform_(low, high, generator=generator),
+    "constant": lambda t, generator, value: t.fill_(value),
+}
+
+
+def initialize(pipeline: Pipeline, modules: Mapping[int, nn.Module], seed: int) -> None:
+    """Draw the weights of these stages as the package's table says; copies of tied parameters get the same numbers."""
+    position = {name: i for i, name in enumerate(pipeline.names)}
+    for stage, module in modules.items():
+        state = module.state_dict(keep_vars=True)
+        for key, names in original_names(pipeline, stage, module).items():
+            name = min(names, key=position.__getitem__)
+            rule = pipeline.initialization.get(name)
+            if rule is None:
+                continue
+            digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+            generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+            with torch.no_grad():
+                # Drawn on the CPU in single precision, so that the device and dtype of the run do not matter.
+                drawn = torch.empty(state[key].shape, dtype=torch.float32)
+                state[key].copy_(DRAWS[rule[0]](drawn, generator, *rule[1:]))

@@ -1,0 +1,232 @@
+"""`torchrun --nproc-per-node N train.py`: trains the model of a package; every process runs this."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.elastic.multiprocessing.errors import record
+
+from . import weights
+from .batches import load_batches, random_batch
+from .engine import Engine, OneProcess, Pipelined, in_dtype, stages_of_process
+from .errors import INPUT_FILE, PackageError
+from .initialization import initialize
+from .interface import Pipeline
+from .process import Process, joined
+from .schedules import SCHEDULES, process_of_stage
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
+
+
+@record
+def main(pipeline: Pipeline, arguments: list[str] | None = None) -> None:
+    """Parse the command line and train; the exit status is 2 for a wrong argument and 7 for a wrong file."""
+    first = int(os.environ.get("RANK", "0")) == 0
+    with nullcontext() if first else redirect_stderr(io.StringIO()):
+        options = parser(pipeline).parse_args(arguments)
+    with joined(options.timeout_s) as process:
+        try:
+            run(pipeline, options, process)
+        except PackageError as error:
+            process.say(str(error))
+            sys.exit(error.exit_status)
+        except Exception as error:
+            if not process.blame(error):
+                os._exit(1)
+            if not os.environ.get("AUTOPART_DEBUG"):
+                sys.excepthook = lambda *_: None
+            raise
+
+
+def parser(pipeline: Pipeline) -> argparse.ArgumentParser:
+    shape = f"{len(pipeline.stages)} stages, {pipeline.microbatches} microbatches of {pipeline.microbatch_size}"
+    parser = argparse.ArgumentParser(description=f"Train {pipeline.model}: {shape}, schedule {pipeline.schedule}.")
+    add = parser.add_argument
+    add("--weights", metavar="FILE", help="model.safetensors or a .pt state_dict; random weights without it")
+    add("--batches", metavar="FILE", help="torch.save'd list of {'args', 'kwargs', 'target'}; random inputs without it")
+    add("--optimizer", choices=list(OPTIMIZERS), default="adamw")
+    add("--lr", type=float, default=1e-3, metavar="X", help="learning rate (%(default)s)")
+    add("--steps", type=int, default=None, metavar="K", help="optimizer steps (one for each batch, or 3)")
+    add("--dtype", choices=list(DTYPES), default=None, help=f"of weights and floating inputs ({_name(pipeline.dtype)})")
+    add("--seed", type=int, default=0, metavar="S", help="of weights, inputs and dropout (%(default)s)")
+    add("--save", metavar="DIR", help="write model.safetensors, in the original names, and log.jsonl")
+    add("--schedule", choices=list(SCHEDULES), default=pipeline.schedule, help="(%(default)s)")
+    add("--microbatches", type=int, default=pipeline.microbatches, metavar="M", help="in one step (%(default)s)")
+    add("--timeout-s", type=float, default=600.0, metavar="T", help="give up waiting for a process (%(default)s)")
+    return parser
+
+
+def run(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> None:
+    """Build this process's stages, and train (or, for a package made for inference, run)."""
+    if options.microbatches < 1:
+        raise PackageError("--microbatches must be at least 1")
+    table = in_dtype(pipeline, DTYPES[options.dtype] if options.dtype else pipeline.dtype)
+    batches = _batches(table, options)
+    folder = Path(options.save) if options.save else None
+    if folder and process.number == 0:
+        claim(folder)
+    engine = build(
+        pipeline,
+        schedule=options.schedule,
+        microbatches=options.microbatches,
+        seed=options.seed,
+        dtype=table.dtype,
+        process=process,
+        weights_file=options.weights,
+    )
+    if process.number == 0:
+        print(f"{pipeline.model}: {_describe(table, options, process)}", flush=True)
+    optimizer = make_optimizer(options.optimizer, options.lr, engine)
+    log = (folder / "log.jsonl").open("x") if folder and process.number == 0 else nullcontext()
+    with log as file:
+        for step, batch in enumerate(batches):
+            process.step = step
+            start = time.perf_counter()
+            loss = _one(engine, optimizer, batch)
+            loss = _on_first_process(loss, engine, process, options.schedule)
+            if process.number == 0:
+                result = "" if loss is None else f"  loss {loss:.6g}"
+                print(f"step {step}{result}  {time.perf_counter() - start:.3f} s", flush=True)
+            if file is not None:
+                file.write(json.dumps({"step": step, "loss": loss}) + "\n")
+                file.flush()
+    process.step = None
+    if folder:
+        path = folder / "model.safetensors"
+        weights.save(table, engine.modules, path, holder(table, options.schedule, process.count), process.number)
+        if process.number == 0:
+            print(f"wrote {path}", flush=True)
+
+
+def build(
+    pipeline: Pipeline,
+    *,
+    schedule: str,
+    microbatches: int,
+    seed: int,
+    dtype: torch.dtype,
+    process: Process,
+    weights_file: str | None = None,
+) -> Engine:
+    """This process's engine, its stages filled with weights from a file, or drawn anew.
+
+    One process runs every stage itself; several run the stages that the schedule gives them.
+    """
+    alone = process.count == 1
+    every = list(range(len(pipeline.stages)))
+    mine = every if alone else stages_of_process(pipeline, schedule, process.number, process.count)
+    process.introduce(mine)
+    modules = {s: build_stage(pipeline, s, dtype, process.device, seed) for s in mine}
+    table = in_dtype(pipeline, dtype)
+    if weights_file:
+        weights.load(table, modules, weights.open_weights(weights_file), weights_file)
+    else:
+        initialize(table, modules, seed)
+    options: dict[str, Any] = {"microbatches": microbatches, "device": process.device, "seed": seed}
+    if alone:
+        return OneProcess(table, modules, **options)
+    return Pipelined(table, modules, schedule=schedule, **options)
+
+
+def build_stage(pipeline: Pipeline, stage: int, dtype: torch.dtype, device: torch.device, seed: int) -> nn.Module:
+    """An emitted stage on its device; what has the captured dtype gets that of the run."""
+    torch.manual_seed(seed)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(pipeline.dtype)
+    try:
+        module = pipeline.stages[stage].module().to(device)
+    finally:
+        torch.set_default_dtype(before)
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.dtype == pipeline.dtype:
+            tensor.data = tensor.data.to(dtype)
+    return module
+
+
+def make_optimizer(name: str, lr: float, engine: Engine) -> torch.optim.Optimizer:
+    """The optimizer of this process's parameters; a process without any gets one that does nothing."""
+    trained = [p for p in engine.parameters() if p.requires_grad]
+    return OPTIMIZERS[name](trained or [nn.Parameter(torch.zeros(1))], lr=lr)
+
+
+def holder(pipeline: Pipeline, schedule: str, processes: int) -> Callable[[int], int]:
+    """Stage -> the process that holds it."""
+    if processes == 1:
+        return lambda stage: 0
+    return lambda stage: process_of_stage(stage, len(pipeline.stages), SCHEDULES[schedule])
+
+
+def claim(folder: Path) -> None:
+    """Make the folder of --save, if needed.
+
+    Raises:
+        PackageError: It holds a result already, or cannot be made.
+    """
+    for name in ("model.safetensors", "log.jsonl"):
+        if (folder / name).exists():
+            raise PackageError(f"--save {folder}: {name} is there already; choose another folder")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PackageError(f"--save {folder}: {error.strerror}", INPUT_FILE) from error
+
+
+def _one(engine: Engine, optimizer: torch.optim.Optimizer, batch: Mapping[str, torch.Tensor]) -> float | None:
+    if engine.pipeline.loss is None:
+        engine.evaluate(batch)
+        return None
+    optimizer.zero_grad()
+    loss, _ = engine.step(batch)
+    optimizer.step()
+    return loss
+
+
+def _on_first_process(loss: float | None, engine: Engine, process: Process, schedule: str) -> float | None:
+    """The loss is known where the last stage lives; process 0 prints it."""
+    source = holder(engine.pipeline, schedule, process.count)(engine.last)
+    if source == 0 or engine.pipeline.loss is None:
+        return loss
+    wire = torch.zeros(1, dtype=torch.float64, device=process.device)
+    if process.number == source:
+        assert loss is not None
+        dist.send(wire.fill_(loss), 0)
+    elif process.number == 0:
+        dist.recv(wire, source)
+        return wire.item()
+    return loss
+
+
+def _batches(pipeline: Pipeline, options: argparse.Namespace) -> Iterator[Mapping[str, torch.Tensor]]:
+    """The batches of each step, checked before anything runs; those of a file are repeated as often as needed."""
+    if options.batches:
+        found = load_batches(options.batches, pipeline, options.microbatches)
+        count = len(found) if options.steps is None else options.steps
+        return (found[step % len(found)] for step in range(count))
+    generator = torch.Generator().manual_seed(options.seed)
+    count = 3 if options.steps is None else options.steps
+    return (random_batch(pipeline, options.microbatches, generator) for _ in range(count))
+
+
+def _describe(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> str:
+    how = "one process" if process.count == 1 else f"{process.count} processes, schedule {options.schedule}"
+    source = options.weights or f"random weights (seed {options.seed})"
+    inputs = options.batches or "random inputs of the captured shapes"
+    work = f"{options.microbatches} microbatches of {pipeline.microbatch_size}"
+    return f"{len(pipeline.stages)} stages on {how}, {work}, {_name(pipeline.dtype)}; {source}; {inputs}"
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
