@@ -97,7 +97,7 @@ def _opened(root: _Call, modules: Mapping[str, type]) -> dict[str, _Call]:
                 inside = repeats and (is_sequential(child) or max(sizes) > 2 * min(sizes))
             else:
                 inside = (
-                    repeats or child.nodes * 4 > root.nodes and is_sequential(child) or child.nodes * 2 > root.nodes
+                    repeats or (child.nodes * 4 > root.nodes and is_sequential(child)) or child.nodes * 2 > root.nodes
                 )
             if inside and child.children:
                 open_call(child)

@@ -95,7 +95,7 @@ def _encode(value: Any, path: str, tensors: list[torch.Tensor], omit: Callable[[
             "base": "tuple",
         }
     if isinstance(value, Mapping) and all(type(k) in (bool, int, str) for k in value):
-        if kind is dict or not dataclasses.is_dataclass(value) and not _rebuilds_from_keywords(kind):
+        if kind is dict or (not dataclasses.is_dataclass(value) and not _rebuilds_from_keywords(kind)):
             return {"dict": [[k, child(v, f"[{k!r}]" if path else str(k))] for k, v in value.items()]}
         return {"object": _class_path(kind), "fields": fields(list(value), lambda n: value[n]), "base": "dict"}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):

@@ -16,6 +16,9 @@ from torch import nn
 from autopart.errors import UsageError
 from autopart.runtime.structure import Structure, UnknownStructureError, decode, encode, leaves
 
+# Stands for a call without a target, since None is a target too.
+NO_TARGET = object()
+
 
 @dataclass(frozen=True)
 class Call:
@@ -37,7 +40,7 @@ class Call:
         return replace(self, tensors=tuple(tensors))
 
 
-def read_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], target: Any, has_target: bool) -> Call:
+def read_call(model: nn.Module, args: Any, kwargs: Mapping[str, Any], target: Any = NO_TARGET) -> Call:
     """Flatten an example call.
 
     Raises:
@@ -53,7 +56,7 @@ def read_call(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
             "Pass example_inputs=(tensor, ...) and example_kwargs={'name': tensor, ...} as you would call the model.",
         ) from None
     parts = [_encode_part(tuple(args), "args"), _encode_part(dict(kwargs), "kwargs")]
-    if has_target:
+    if target is not NO_TARGET:
         parts.append(_encode_part(target, "target"))
     tensors: list[torch.Tensor] = []
     items = []

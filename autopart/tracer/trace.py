@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +14,8 @@ from torch import fx, nn
 from autopart.errors import CaptureError, UsageError
 from autopart.graph import Capture, Graph, InputSpec, Mode, OutputSpec
 from autopart.tracer.autograd import stamp_requires_grad
-from autopart.tracer.batch import BatchDims, find_batch_dims
-from autopart.tracer.call import Call, Recording, read_call
+from autopart.tracer.batch import batch_of, microbatch_rows
+from autopart.tracer.call import NO_TARGET, Recording, read_call
 from autopart.tracer.capture import Capturer
 from autopart.tracer.colocation import colocated_sets
 from autopart.tracer.state import StateTable
@@ -24,7 +23,7 @@ from autopart.tracer.state import StateTable
 
 def trace(
     model: nn.Module,
-    args: Sequence[Any] = (),
+    args: Any = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
     mode: Mode = "training",
@@ -43,9 +42,11 @@ def trace(
         args, kwargs: An example global batch, as the model would be called with it.
         mode: "training" captures both modes and a loss; "inference" only evaluation.
         loss_fn, target: `loss_fn(output, target)` is captured behind the model. Without it the model's own loss is used
-            (an output named `loss`, or a floating scalar that is the whole output or its first element), else a stand-in.
+            (an output named `loss`, or a floating scalar that is the whole output or its first element), else a
+            stand-in.
         microbatches: Parts that a global batch is cut into.
-        global_batch: Rows of a global batch when they are not those of the example, whose rows are then repeated or cut.
+        global_batch: Rows of a global batch when they are not those of the example, whose rows are then repeated or
+            cut.
         batch_dims: Name or path of an input -> dimension of its rows, or None for an input without rows. Found by
             running the model when not given.
         dtype: Capture the model and its floating inputs in this dtype instead of their own.
@@ -65,16 +66,15 @@ def trace(
     notes: list[str] = []
     if dtype is not None:
         model = in_dtype(model, dtype)
-    has_target = training and loss_fn is not None
+    wanted = target if training and loss_fn is not None else NO_TARGET
     with leaving_model_as_it_was(model, notes):
-        call = read_call(model, args, kwargs or {}, target, has_target)
+        call = read_call(model, args, kwargs or {}, wanted)
         if dtype is not None:
             call = call.with_tensors([t.to(dtype) if t.is_floating_point() else t for t in call.tensors])
-        dims = find_batch_dims(
-            model, call, loss_fn if training else None, microbatches, global_batch, batch_dims, training=training
-        )
-        notes += dims.notes
-        small = call.with_tensors(dims.microbatch(call.tensors))
+        batch = batch_of(model, call, batch_dims)
+        rows = microbatch_rows(batch, microbatches, global_batch)
+        notes += batch.notes
+        small = call.with_tensors(batch.resize(call.tensors, rows))
         state = StateTable.of(model)
         capturer = Capturer(model, small, state, loss_fn=loss_fn if training else None, training=training, notes=notes)
         graphs = {}
@@ -92,12 +92,12 @@ def trace(
         placeholders = [n for n in graphs[training].nodes if n.op == "placeholder"]
         inputs = tuple(
             InputSpec(node.name, path, tuple(t.shape), t.dtype, dim)
-            for node, path, t, dim in zip(placeholders, small.paths, small.tensors, dims.inputs, strict=True)
+            for node, path, t, dim in zip(placeholders, small.paths, small.tensors, batch.dims.values(), strict=True)
         )
         values = [n.meta["val"] for n in output_of(graphs[training])]
         outputs = tuple(
             OutputSpec(path, tuple(v.shape), v.dtype, dim)
-            for path, v, dim in zip(record.paths, values, dims.outputs(values), strict=True)
+            for path, v, dim in zip(record.paths, values, batch.output_dims(values, rows), strict=True)
         )
         return Graph(
             name=type(model).__name__,
@@ -112,7 +112,7 @@ def trace(
             loss=record.loss,
             loss_name=record.loss_name,
             opaque=dict(capturer.opaque_calls),
-            microbatch_size=dims.rows,
+            microbatch_size=rows,
             dtype=dtype or main_dtype(state),
             notes=tuple(dict.fromkeys(notes)),
             modules={path: type(module) for path, module in model.named_modules()},
