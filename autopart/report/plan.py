@@ -1,0 +1,94 @@
+"""A plan as text: its stages, its totals, what splits by hand would cost, and notes."""
+
+from __future__ import annotations
+
+from autopart.cluster import Cluster
+from autopart.plan import Baseline, Plan
+from autopart.report.text import count, gibibytes, milliseconds, percent, printable, table
+
+
+def format_plan(plan: Plan) -> str:
+    """Everything a person wants to know of a plan, as lines of text."""
+    parts = [_heading(plan), _stages(plan), _totals(plan)]
+    if plan.baselines:
+        parts.append(_baselines(plan))
+    if plan.notes:
+        parts.append("Notes\n" + "\n".join(f"- {printable(note)}" for note in plan.notes))
+    return "\n\n".join(parts)
+
+
+def _heading(plan: Plan) -> str:
+    strategy = plan.strategy
+    cluster = Cluster.from_data(plan.cluster)
+    stages = "1 stage" if strategy.stages == 1 else f"{strategy.stages} stages"
+    rows = "1 row" if strategy.microbatch_size == 1 else f"{strategy.microbatch_size} rows"
+    return (
+        f"{printable(plan.model)} on {cluster}: {stages}, {strategy.schedule}, "
+        f"{strategy.microbatches} microbatches of {rows}, {plan.mode} in {plan.dtype}"
+        + (f" with {plan.optimizer}" if plan.mode == "training" else "")
+    )
+
+
+def _stages(plan: Plan) -> str:
+    headers = ["stage", "devices", "nodes", "parameters", "forward", "backward", "communication", "memory", "of"]
+    units = ["", "", "", "", "ms", "ms", "ms", "GiB", "GiB"]
+    rows = [
+        [
+            i,
+            ",".join(map(str, stage.devices)),
+            stage.nodes,
+            count(stage.parameters),
+            milliseconds(stage.forward_s),
+            milliseconds(stage.backward_s),
+            milliseconds(stage.communication_s),
+            gibibytes(stage.peak_memory_bytes),
+            gibibytes(stage.memory_limit_bytes),
+        ]
+        for i, stage in enumerate(plan.per_stage)
+    ]
+    return table(rows, [f"{name}\n{unit}".rstrip() for name, unit in zip(headers, units, strict=True)], (1,))
+
+
+def _totals(plan: Plan) -> str:
+    rows = [
+        ("step time", f"{milliseconds(plan.step_time_s)} ms"),
+        ("lower bound", f"{milliseconds(plan.lower_bound_s)} ms, gap {percent(plan.gap)}: {_proof(plan)}"),
+        ("balance", f"{plan.balance:.3f} (mean stage time / worst stage time)"),
+        ("cuts", _cuts(plan)),
+    ]
+    if plan.seconds:
+        rows.append(("made in", ", ".join(f"{step} {value:.1f} s" for step, value in plan.seconds.items())))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def _proof(plan: Plan) -> str:
+    if plan.status == "optimal":
+        return "proven optimal"
+    return f"best found, stopped by the {plan.stopped_by}" if plan.stopped_by != "proof" else "best found"
+
+
+def _cuts(plan: Plan) -> str:
+    text = {"block": "between blocks", "operator": "between operators"}[plan.granularity]
+    others = [
+        f"{name} granularity: {milliseconds(time_s)} ms"
+        for name, time_s in sorted(plan.alternatives.items())
+        if name != plan.granularity
+    ]
+    return "; ".join([text, *others])
+
+
+def _baselines(plan: Plan) -> str:
+    rows = [
+        (baseline.name, milliseconds(baseline.step_time_s), _verdict(baseline, plan)) for baseline in plan.baselines
+    ]
+    return table([("this plan", milliseconds(plan.step_time_s), ""), *rows], ["by hand", "step ms", ""], (0, 2))
+
+
+def _verdict(baseline: Baseline, plan: Plan) -> str:
+    if not baseline.fits:
+        return f"does not fit: {baseline.reason}" if baseline.step_time_s is not None else baseline.reason or ""
+    if baseline.step_time_s is None or plan.step_time_s <= 0:
+        return baseline.reason or ""
+    ratio = baseline.step_time_s / plan.step_time_s
+    return f"{ratio:.2f} times as long" if ratio >= 1 else f"{(1 - ratio) * 100:.1f} % shorter"

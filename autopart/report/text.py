@@ -1,0 +1,51 @@
+"""Numbers and names as they are printed everywhere: milliseconds, GiB, counts; nothing that could steer a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tabulate import tabulate
+
+MISSING = "-"
+
+
+def milliseconds(time_s: float | None) -> str:
+    """Seconds as milliseconds with four digits."""
+    return MISSING if time_s is None else _digits(time_s * 1e3)
+
+
+def gibibytes(count: float) -> str:
+    """Bytes as GiB with two decimals, without the unit."""
+    return f"{count / 2**30:.2f}"
+
+
+def percent(share: float) -> str:
+    return f"{share * 100:.2f} %"
+
+
+def count(number: float) -> str:
+    """A count with four digits: 950, 12.34 k, 124.4 M, 8.03 B."""
+    for factor, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
+        if number >= factor:
+            return _digits(number / factor) + unit
+    return str(int(number))
+
+
+def table(rows: Sequence[Sequence[Any]], headers: Sequence[str], text_columns: Sequence[int] = (0,)) -> str:
+    """Aligned columns: those in `text_columns` to the left, all others, which are numbers, to the right."""
+    align = ["left" if i in text_columns else "right" for i in range(len(headers))]
+    plain = [[printable(str(cell)) for cell in row] for row in rows]
+    return tabulate(plain, headers=headers, tablefmt="simple", colalign=align if rows else None, disable_numparse=True)
+
+
+def printable(text: str) -> str:
+    """Text with control characters escaped, so that a name cannot move the cursor or colour the screen."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _digits(value: float) -> str:
+    """Four significant digits, never in exponents."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.{max(0, 3 - len(str(int(value))) + 1 if value < 1 else 4 - len(str(int(value))))}f}"
