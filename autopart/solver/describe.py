@@ -13,10 +13,11 @@ from autopart.costs import Costs
 from autopart.graph import Graph
 from autopart.plan import Baseline, Plan, StagePlan, Strategy, graph_signature
 from autopart.solver import baselines
-from autopart.solver.granularity import block_groups
+from autopart.solver.granularity import Granularity, block_groups
 from autopart.solver.lowering import RESERVE_SHARE, Lowered, lower
 from autopart.solver.reductions import condense
 from autopart.solver.score import Score, score
+from autopart.solver.search import Stop
 from autopart.workload import Workload
 
 
@@ -34,8 +35,8 @@ class Choice:
     assignment: tuple[int, ...]
     value: float
     bound: float
-    stopped_by: str
-    granularity: str
+    stopped_by: Stop
+    granularity: Granularity
     alternatives: dict[str, float]
     best_of_granularity: float
     method: str

@@ -7,10 +7,13 @@ Calls outside any block stay single: embeddings, heads and losses are cut off wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import fx, nn
 
 from autopart.graph import Graph
+
+Granularity = Literal["block", "operator"]
 
 LISTS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
 

@@ -6,8 +6,10 @@ import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from autopart.solver.bounds import simple_bound
+from autopart.solver.integer_program import solve_program
 from autopart.solver.orders import orders
 from autopart.solver.prefixes import cut_order
 from autopart.solver.problem import Problem
@@ -15,6 +17,10 @@ from autopart.solver.score import score
 
 # Orders that the prefix heuristic tries; more have not improved a plan of the zoo.
 ORDERS = 12
+# CP-SAT's deterministic seconds: what makes two runs stop at the same place.
+WORK_LIMIT = 10.0
+
+Stop = Literal["proof", "time limit", "work limit"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class Answer:
     assignment: tuple[int, ...] | None
     value: float
     bound: float
-    stopped_by: str
+    stopped_by: Stop
     method: str
 
     @property
@@ -50,8 +56,28 @@ def search(problem: Problem, tolerance: float, time_limit_s: float, start: Seque
         return _single(problem)
     bound, method = simple_bound(problem), "even shares"
     best, value = first_plan(problem, bound * (1 + tolerance), deadline, start)
-    stopped = "proof" if value * (1 - tolerance) <= bound else "work limit"
-    return Answer(best, value, bound, stopped, method)
+    work = WORK_LIMIT
+    stopped: Stop = "proof"
+    while value * (1 - tolerance) > bound:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            stopped = "time limit"
+            break
+        # A little above what has to be excluded, so that rounding cannot leave the gap a hair too wide.
+        cap = value * (1 - 0.9 * tolerance) if best is not None else None
+        result = solve_program(problem, cap, value if best is not None else bound or 1.0, left, work, tolerance / 2)
+        if result.bound > bound:
+            bound, method = result.bound, "the integer program"
+        found = score(problem, result.assignment) if result.assignment is not None else None
+        if found is not None and found.fits(problem) and found.step_s < value:
+            best, value = result.assignment, found.step_s
+        elif result.complete:
+            # Solved, and what it found does not hold in floats: no better plan at this resolution.
+            break
+        if not result.complete:
+            stopped = "time limit" if time.monotonic() >= deadline else "work limit"
+            break
+    return Answer(best, value, bound, stopped if value * (1 - tolerance) > bound else "proof", method)
 
 
 def _single(problem: Problem) -> Answer:

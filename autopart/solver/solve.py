@@ -14,7 +14,7 @@ from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver.bounds import simple_bound
 from autopart.solver.describe import Choice, describe
-from autopart.solver.granularity import block_groups
+from autopart.solver.granularity import Granularity, block_groups
 from autopart.solver.infeasible import explain
 from autopart.solver.lowering import Lowered, lower
 from autopart.solver.reductions import condense
@@ -144,7 +144,7 @@ class _Request:
         start = time.monotonic()
         lowered = lower(self.graph, self.costs, self.cluster, self.workload, stages)
         blocks = [tuple(calls) for calls in block_groups(self.graph, lowered.calls).values()]
-        answers: dict[str, tuple[Answer, list[int]]] = {}
+        answers: dict[Granularity, tuple[Answer, list[int]]] = {}
         if self.granularity != "operator" and (blocks or self.granularity == "block"):
             found = self._search(lowered, [*lowered.groups, *blocks], time_limit_s * SIDE_SHARE, None)
             if found is not None and found[0].assignment is not None:
@@ -170,7 +170,7 @@ class _Request:
                 start[into] = first[call]
         return search(problem, self.tolerance, limit, start), united
 
-    def _choose(self, lowered: Lowered, answers: dict[str, tuple[Answer, list[int]]]) -> Choice:
+    def _choose(self, lowered: Lowered, answers: dict[Granularity, tuple[Answer, list[int]]]) -> Choice:
         stages = lowered.problem.stages
         if not answers:
             places = condense(lowered.problem, lowered.groups)[0].items
@@ -197,7 +197,7 @@ class _Request:
             if values["block"] - best <= self.threshold * values["block"]:
                 name = "block"
         chosen, united = answers[name]
-        others = {other: value for other, value in values.items() if other != name}
+        others: dict[str, float] = {other: value for other, value in values.items() if other != name}
         return Choice(
             lowered=lowered,
             assignment=tuple(_by_call(chosen, united)),

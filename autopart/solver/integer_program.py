@@ -1,0 +1,294 @@
+"""The stage partition as an integer program for CP-SAT, in the order encoding.
+
+Sets
+    v in V items; s in 0..K-1 stages; b in 0..K-2 boundaries; p in P processes; n in N nets (producer u(n), readers
+    R(n)); r in R states with users U(r). R*(n) are the readers from which no other reader of n can be reached: a net
+    whose R*(n) is one item needs no variable of its own, for that reader is the last in every assignment.
+
+Variables
+    y[v,b]   1 if the stage of v is at most b; y[v,-1] = 0 and y[v,K-1] = 1; x[v,s] = y[v,s] - y[v,s-1]: v is in s.
+    z[n,b]   1 if net n crosses boundary b; y[u,b] - y[r,b] where R*(n) = {r}, and y[u,b] where n goes to the end.
+    h[r,s]   1 if stage s holds state r; x[v,s] where U(r) = {v}.
+    t[r]     1 if several stages hold state r;   q[r,s] = 1 if stage s holds it and another does too.
+    e[s,l]   1 if stage s holds an item whose workspace is at least level l.
+    M        the largest load; A[p] the largest workspace of process p.
+
+Objective
+    minimise  M + fill_weight * (sum_v,s fill[s,v] x[v,s] + sum_n,b transfer[b,n] z[n,b])
+
+Constraints
+    (1) y[v,b] <= y[v,b+1]                                                         `_add_order`
+    (2) y[r,b] <= y[u,b]                    for every net and reader               `_add_order`
+    (3) y[v,b] fixed where the loads of the items before or after v leave no room  `_fix_windows`
+    (4) sum_v x[v,s] >= 1                   no stage is empty                      `_add_order`
+    (5) z[n,b] >= y[u,b] - y[r,b]           for r in R*(n), where it is not one    `_crossing`
+    (6) h[r,s] >= x[v,s]  for v in U(r);  h[r,s] + h[r,s'] <= 1 + t[r];  q[r,s] >= h[r,s] + t[r] - 1   `_add_states`
+    (7) load_p <= M, as in `problem`                                               `_add_loads`
+    (8) memory_p <= limit_p, with the workspace by levels                          `_add_memory`
+    (9) objective <= cap                    only plans better than the best known  `solve_program`
+
+Integers: times are counted in cap / 10^7, bytes in limit / 10^7, every coefficient rounded down and every right side
+up. So the program is a relaxation, by about one part in 10^4 for a thousand items: its bound is a bound of the problem,
+and its assignments are valued and checked in floats by `score`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from autopart.solver.problem import Floats, Problem, members
+
+Linear = cp_model.LinearExpr | int
+
+RESOLUTION = 10_000_000
+WORKSPACE_LEVELS = 12
+
+
+@dataclass(frozen=True)
+class ProgramResult:
+    """What CP-SAT found.
+
+    Attributes:
+        assignment: The best assignment of the relaxation, or None.
+        bound: No assignment has a lower step time than this; infinite if none exists below the cap and there is no cap.
+        complete: Whether the program was solved: `assignment` is its optimum, or there is none below the cap.
+    """
+
+    assignment: tuple[int, ...] | None
+    bound: float
+    complete: bool
+
+
+def solve_program(
+    problem: Problem, cap: float | None, scale: float, time_limit_s: float, work_limit: float, tolerance: float
+) -> ProgramResult:
+    """Find the best assignment with a step time of at most `cap` (any, if None).
+
+    Args:
+        scale: A step time near the answer, in seconds: the unit of the integers is `scale / RESOLUTION`.
+        work_limit: In CP-SAT's deterministic seconds, so that the same input stops at the same place everywhere.
+        tolerance: Relative gap at which CP-SAT may stop.
+    """
+    program = _Program(problem, cap, scale)
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = work_limit
+    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
+    solver.parameters.relative_gap_limit = tolerance
+    solver.parameters.log_search_progress = False
+    solver.parameters.linearization_level = 2
+    status = solver.solve(program.model)
+    if status == cp_model.INFEASIBLE:
+        return ProgramResult(None, math.inf if cap is None else cap, True)
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    bound = max(0.0, solver.best_objective_bound) * program.unit if found or status == cp_model.UNKNOWN else 0.0
+    if cap is not None:
+        bound = min(bound, cap)
+    assignment = program.assignment(solver) if found else None
+    return ProgramResult(assignment, bound, status == cp_model.OPTIMAL)
+
+
+class _Program:
+    """Builds the model; one method for each group of constraints."""
+
+    def __init__(self, problem: Problem, cap: float | None, scale: float) -> None:
+        self.problem = problem
+        self.model = cp_model.CpModel()
+        self.unit = scale / RESOLUTION
+        self.last = problem.stages - 1
+        self.y = [[self.model.new_bool_var(f"y[{v},{b}]") for b in range(self.last)] for v in range(problem.items)]
+        self._add_order()
+        if cap is not None:
+            self._fix_windows(cap)
+        self.z = [[self._crossing(n, b) for n in range(len(problem.nets))] for b in range(self.last)]
+        self.held, self.torn = self._add_states()
+        top = 4 * RESOLUTION if cap is None else math.ceil(cap / self.unit) + 1
+        self.most = self.model.new_int_var(0, max(top, RESOLUTION) * (1 if cap is not None else 10**4), "M")
+        self._add_loads()
+        self._add_memory()
+        objective = self.most + self._fill()
+        if cap is not None:
+            self.model.add(objective <= math.ceil(cap / self.unit))
+        self.model.minimize(objective)
+
+    def x(self, v: int, s: int) -> Linear:
+        """1 if item v is in stage s."""
+        upper = self.y[v][s] if s < self.last else 1
+        return upper - self.y[v][s - 1] if s else upper
+
+    def stage(self, s: int) -> list[Linear]:
+        """x[v,s] of every item."""
+        return [self.x(v, s) for v in range(self.problem.items)]
+
+    def assignment(self, solver: cp_model.CpSolver) -> tuple[int, ...]:
+        return tuple(self.last - sum(solver.value(y) for y in row) for row in self.y)
+
+    def seconds(self, value: float) -> int:
+        return math.floor(value / self.unit)
+
+    def _add_order(self) -> None:
+        problem, model = self.problem, self.model
+        for v in range(problem.items):
+            for b in range(self.last - 1):
+                model.add_implication(self.y[v][b], self.y[v][b + 1])
+            for u in problem.predecessors[v]:
+                for b in range(self.last):
+                    model.add_implication(self.y[v][b], self.y[u][b])
+        for s in range(problem.stages):
+            model.add(sum(self.x(v, s) for v in range(problem.items)) >= 1)
+
+    def _fix_windows(self, cap: float) -> None:
+        earliest, latest = windows(self.problem, cap)
+        for v in range(self.problem.items):
+            for b in range(self.last):
+                if b < earliest[v]:
+                    self.model.add(self.y[v][b] == 0)
+                elif b >= latest[v]:
+                    self.model.add(self.y[v][b] == 1)
+
+    def _crossing(self, n: int, b: int) -> Linear:
+        net = self.problem.nets[n]
+        producer = self.y[net.producer][b]
+        if net.to_end:
+            return producer
+        readers = _last_readers(self.problem, net.readers)
+        if len(readers) == 1:
+            return producer - self.y[readers[0]][b]
+        crosses = self.model.new_bool_var(f"z[{n},{b}]")
+        for r in readers:
+            self.model.add(crosses >= producer - self.y[r][b])
+        return crosses
+
+    def _add_states(self) -> tuple[list[list[Linear]], dict[tuple[int, int], Linear]]:
+        problem, model = self.problem, self.model
+        stages = range(problem.stages)
+        held: list[list[Linear]] = []
+        torn: dict[tuple[int, int], Linear] = {}
+        for r, users in enumerate(problem.users):
+            if len(users) == 1:
+                held.append([self.x(users[0], s) for s in stages])
+                continue
+            row = [model.new_bool_var(f"h[{r},{s}]") for s in stages]
+            held.append(list(row))
+            for s in stages:
+                for v in users:
+                    model.add(row[s] >= self.x(v, s))
+            if not problem.sync[:, r].any():
+                continue
+            several = model.new_bool_var(f"t[{r}]")
+            for s in stages:
+                for other in range(s):
+                    model.add(row[s] + row[other] <= 1 + several)
+                torn[r, s] = model.new_bool_var(f"q[{r},{s}]")
+                model.add(torn[r, s] >= row[s] + several - 1)
+        return held, torn
+
+    def _add_loads(self) -> None:
+        problem = self.problem
+        for own in problem.stages_of_process:
+            terms: list[Linear] = []
+            for s in own:
+                terms += self._weighted(problem.repeat * problem.work[s], self.stage(s))
+                for b in (s - 1, s):
+                    if 0 <= b < self.last:
+                        terms += self._weighted(problem.repeat * problem.transfer[b], self.z[b])
+                terms += self._weighted(problem.update[s], [row[s] for row in self.held])
+                terms += [self.seconds(problem.sync[s, r]) * q for (r, t), q in self.torn.items() if t == s]
+            self.model.add(sum(terms) <= self.most)
+
+    def _weighted(self, seconds: Floats, variables: Iterable[Linear]) -> list[Linear]:
+        return [self.seconds(c) * x for c, x in zip(seconds, variables, strict=True) if self.seconds(c)]
+
+    def _fill(self) -> Linear:
+        problem = self.problem
+        terms: list[Linear] = []
+        if problem.uniform:
+            terms.append(self.seconds(problem.fill_weight * float(problem.fill[0].sum())))
+        else:
+            for s in range(problem.stages):
+                terms += self._weighted(problem.fill_weight * problem.fill[s], self.stage(s))
+        for b in range(self.last):
+            terms += self._weighted(problem.fill_weight * problem.transfer[b], self.z[b])
+        return sum(terms)
+
+    def _add_memory(self) -> None:
+        problem, model = self.problem, self.model
+        for p, own in enumerate(problem.stages_of_process):
+            if memory_never_binds(problem, p):
+                continue
+            unit = problem.limits[p] / RESOLUTION
+
+            def units(values: Floats, variables: Iterable[Linear], unit: float = unit) -> list[Linear]:
+                return [math.floor(c / unit) * x for c, x in zip(values, variables, strict=True) if c >= unit]
+
+            terms: list[Linear] = []
+            for s in own:
+                terms += units(problem.saved[s], self.stage(s))
+                terms += units(problem.state_bytes, [row[s] for row in self.held])
+                if s < self.last:
+                    terms += units(problem.send[s], self.z[s])
+                if s:
+                    terms += units(problem.receive[s - 1], self.z[s - 1])
+            for level, step in workspace_levels(problem.workspace):
+                if step < unit:
+                    continue
+                present = model.new_bool_var(f"e[{p},{level:.0f}]")
+                for v in np.flatnonzero(problem.workspace >= level):
+                    for s in own:
+                        model.add(present >= self.x(int(v), s))
+                terms.append(math.floor(step / unit) * present)
+            model.add(sum(terms) <= RESOLUTION + 1)
+
+
+def windows(problem: Problem, cap: float) -> tuple[list[int], list[int]]:
+    """Earliest and latest stage of each item in any assignment whose step time is at most `cap`.
+
+    The items before v (v included) fit into stages 0..s only if their work, each at its fastest, is at most what the
+    processes of those stages can do within the load that the cap allows.
+    """
+    load = cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())
+    work = problem.repeat * problem.work.min(axis=0)
+    room_first = [load * (1 + 1e-9) * len({problem.process[t] for t in range(s + 1)}) for s in range(problem.stages)]
+    room_last = [
+        load * (1 + 1e-9) * len({problem.process[t] for t in range(s, problem.stages)}) for s in range(problem.stages)
+    ]
+    earliest, latest = [], []
+    for v in range(problem.items):
+        before = float(work[members(problem.ancestors[v])].sum())
+        after = float(work[members(problem.descendants[v])].sum())
+        earliest.append(next((s for s, room in enumerate(room_first) if before <= room), problem.stages))
+        latest.append(next((s for s in reversed(range(problem.stages)) if after <= room_last[s]), -1))
+    return earliest, latest
+
+
+def memory_never_binds(problem: Problem, p: int) -> bool:
+    """Whether process p has room for everything at once."""
+    if not np.isfinite(problem.limits[p]):
+        return True
+    most = float(problem.workspace.max())
+    for s in problem.stages_of_process[p]:
+        most += float(problem.saved[s].sum() + problem.state_bytes.sum())
+        most += float(problem.send[s].sum()) if s < problem.stages - 1 else 0.0
+        most += float(problem.receive[s - 1].sum()) if s else 0.0
+    return most <= problem.limits[p]
+
+
+def workspace_levels(workspace: Floats) -> list[tuple[float, float]]:
+    """(level, rise above the level below): the largest distinct workspaces, what lies between rounded down."""
+    distinct = sorted({float(w) for w in workspace if w > 0})
+    if len(distinct) > WORKSPACE_LEVELS:
+        picks = np.linspace(0, len(distinct) - 1, WORKSPACE_LEVELS).astype(int)
+        distinct = [distinct[i] for i in picks]
+    return [(level, level - below) for below, level in zip([0.0, *distinct[:-1]], distinct, strict=True)]
+
+
+def _last_readers(problem: Problem, readers: Sequence[int]) -> list[int]:
+    """The readers that lead to no other reader of the net."""
+    bits = sum(1 << r for r in readers)
+    return [r for r in readers if not problem.descendants[r] & bits & ~(1 << r)]
