@@ -170,7 +170,7 @@ def test_a_wrong_spec_is_answered_with_what_to_change(spec: str, error: type[Aut
         ("mak", UsageError, ["make?"]),
         ("number", UsageError, ["int", "(model, args, kwargs)"]),
         ("model_alone", UsageError, ["Linear", "(input)", "example_inputs"]),
-        ("fails", CaptureError, ["no such layer", "?.py:22"]),
+        ("fails", CaptureError, ["no such layer", "?.py:20"]),
     ],
 )
 def test_a_fault_in_the_users_function_names_it(
