@@ -1,0 +1,155 @@
+"""Hints: what the user's source calls a value at each level of calls, and where it was written."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopart.codegen.frames import Frame
+from autopart.codegen.loops import Loop
+from autopart.codegen.names import RESERVED, assigned_name, identifier, is_identifier, source_lines
+from autopart.codegen.program import SELECT, Op, Value
+from autopart.graph import StateEntry
+
+Item = Op | Frame | Loop
+
+
+class Hints:
+    """Names and comments for the values of a graph.
+
+    Args:
+        state: The graph's state table.
+        modules: Module path -> class, as in the graph.
+        dtype: The captured dtype; comments leave it out.
+    """
+
+    def __init__(self, state: Mapping[str, StateEntry], modules: Mapping[str, type], dtype: torch.dtype) -> None:
+        self.state, self.modules, self.dtype = state, modules, dtype
+        self.quiet = False
+        self.fixed: Mapping[Value, str] = {}
+
+    def place(self, item: Item, call: Frame) -> str | None:
+        """File and line, in the code of the module that `call` calls, that the item came from."""
+        line = self._line(_last_op(item), call)
+        return line[0] if line else None
+
+    def name(self, value: Value, call: Frame, item: Item | None = None) -> str:
+        """What the code of the module that `call` calls names a value."""
+        if value.kind == "input":
+            return identifier(value.name)
+        if value.kind == "state":
+            return identifier(self.state[value.name].name.rsplit(".", 1)[-1])
+        op = value.op
+        assert op is not None
+        while op.target == SELECT:
+            source = op.args["training"]
+            if source.op is None:
+                return self.name(source, call)
+            op = source.op
+        line = self._line(op, call)
+        found = assigned_name(line[1], value.index) if line else None
+        if found is not None:
+            return found
+        if isinstance(item, Frame):
+            inner = self._line(op, item)
+            found = assigned_name(inner[1], value.index) if inner else None
+            return found or identifier(item.path.rsplit(".", 1)[-1], "output")
+        if isinstance(item, Loop):
+            return self.parameters(item.frames[0])[next(iter(item.carried))]
+        target = op.target
+        base = target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else "output"
+        return identifier(base.strip("_"))
+
+    def boundary_name(self, value: Value) -> str:
+        """What the innermost piece of source that assigns a value calls it."""
+        op = value.op
+        while op is not None and op.target == SELECT:
+            value = op.args["training"]
+            op = value.op
+        if op is not None:
+            for _, source in reversed(source_lines(op.node.meta.get("stack_trace") or "")):
+                found = assigned_name(source, value.index)
+                if found is not None:
+                    return found
+        return self.name(value, Frame("", "", ""))
+
+    def parameters(self, call: Frame) -> list[str]:
+        """Names for the inputs of a call: the parameters of the user's own `forward` where they can be told."""
+        known = _parameters(self.modules.get(call.path)) if call.path else []
+        names: list[str] = []
+        tensors = [v for v in call.inputs if v.kind != "state"]
+        for value in call.inputs:
+            name = self._outer_name(value, call) if call.path else self.fixed[value]
+            own = any(path == call.path for _, path, _ in value.op.module_calls) if value.op else False
+            if (
+                call.path
+                and not own
+                and value.kind != "state"
+                and name not in known
+                and (len(tensors) == 1 or value is tensors[0])
+                and known
+            ):
+                name = known[0]
+            base, number = name, 1
+            while name in names or name in RESERVED:
+                number += 1
+                name = f"{base}_{number}"
+            names.append(name)
+        return names
+
+    def _outer_name(self, value: Value, call: Frame) -> str:
+        """The name in the innermost enclosing call that the value comes from."""
+        if value.op is None:
+            return self.name(value, call)
+        outer = Frame("", "", "")
+        inside = {path for _, path, _ in value.op.module_calls}
+        parts = call.path.split(".")
+        for length in range(len(parts), -1, -1):
+            path = ".".join(parts[:length])
+            if path in inside or path == "":
+                key = next((k for k, p, _ in value.op.module_calls if p == path), "")
+                outer = Frame(key, path, "")
+                break
+        return self.name(value, outer)
+
+    def _line(self, op: Op | None, call: Frame) -> tuple[str, str] | None:
+        if op is None:
+            return None
+        calls = op.module_calls
+        lines = source_lines(op.node.meta.get("stack_trace") or "")
+        if not calls or len(lines) < len(calls):
+            return None
+        depth = next((i for i, (key, path, _) in enumerate(calls) if key == call.key or path == call.path), None)
+        return lines[len(lines) - len(calls) + depth] if depth is not None else None
+
+    def comment(self, values: list[Value]) -> str | None:
+        """Shape, and dtype where it is not the captured one."""
+        if self.quiet or len(values) != 1:
+            return None
+        tensor = values[0].tensor
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        dtype = "" if tensor.dtype == self.dtype else " " + str(tensor.dtype).removeprefix("torch.")
+        return f"{list(tensor.shape)}{dtype}"
+
+
+def _last_op(item: Item) -> Op | None:
+    if isinstance(item, Op):
+        return item
+    frame = item.frames[-1] if isinstance(item, Loop) else item
+    return next((op for op in reversed(list(frame.operations())) if op.target != SELECT), None)
+
+
+def _parameters(kind: type | None) -> list[str]:
+    forward: Any = getattr(kind, "forward", None)
+    if forward is None:
+        return []
+    try:
+        parameters = list(inspect.signature(forward).parameters.values())[1:]
+    except (TypeError, ValueError):
+        return []
+    plain = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [p.name for p in parameters if p.kind in plain and is_identifier(p.name) and p.name not in RESERVED]

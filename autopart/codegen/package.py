@@ -1,0 +1,200 @@
+"""emit(): from a graph and a plan to a folder that `torchrun` runs and that needs nothing but torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+import autopart.runtime
+from autopart.codegen.classes import ClassWriter
+from autopart.codegen.data import CONSTANTS_MODULE, held_by_value, values
+from autopart.codegen.files import HEADER, blocks_file, name_classes, stage_file, uniform_checkpoints
+from autopart.codegen.forms import Forms
+from autopart.codegen.frames import Frame, build_frames
+from autopart.codegen.hints import Hints
+from autopart.codegen.modules import build_modules, hold_state
+from autopart.codegen.opaque import OpaqueCalls
+from autopart.codegen.placement import place
+from autopart.codegen.program import build_program
+from autopart.codegen.readme import readme
+from autopart.codegen.table import name_values, pipeline_file
+from autopart.errors import UsageError
+from autopart.graph import Graph
+from autopart.plan import Plan
+
+LINE_LENGTH = 120
+MARKER = "autopart-package.json"
+SCHEMA = "autopart-package/1"
+
+_TRAIN = f'''{HEADER}
+"""Train this package: torchrun --nproc-per-node N train.py [--help]."""
+
+from pipeline import PIPELINE
+
+from runtime.train import main
+
+if __name__ == "__main__":
+    main(PIPELINE)
+'''
+
+
+def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
+    """Write the package of a plan.
+
+    The folder holds one file for each stage, `blocks.py` for what they share, `pipeline.py`, `train.py`, `README.md`,
+    `plan.json`, a copy of the runtime, and `constants.pt` where the model has tensors that are not weights.
+
+    Args:
+        graph: The captured model.
+        plan: A plan made for this graph.
+        directory: Where to write; made anew, or a package of before whose files nobody has changed since.
+
+    Raises:
+        UsageError: The plan is not for this graph, or the directory is not ours to overwrite.
+        CaptureError: The plan cuts the model where evaluation mode cannot be cut.
+    """
+    target = Path(directory)
+    _check_target(target)
+    files, tensors = package_files(graph, plan)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        _write(folder, files)
+        if tensors is not None:
+            torch.save(tensors, folder / "constants.pt")
+        shutil.copytree(
+            Path(autopart.runtime.__file__).parent, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__")
+        )
+        _format(folder)
+        _seal(folder)
+        _replace(folder, target)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, torch.Tensor] | None]:
+    """File name -> text of everything that is written anew for a model, before formatting, and `constants.pt`."""
+    stages = len(plan.per_stage)
+    missing = [n.name for n in graph.primary.calls if n.name not in plan.assignment]
+    if missing:
+        raise UsageError(
+            f"the plan says nothing about {missing[0]} (and {len(missing) - 1} more operations): it was made for another graph",
+            "Plan this model anew.",
+        )
+    program = build_program(graph)
+    placement = place(program, graph, plan.assignment, stages)
+    roots = [build_frames(stage, graph.state, f"Stage{stage.index}") for stage in placement.stages]
+    holding = hold_state(roots, graph)
+    modules = [
+        build_modules(s, root, names, graph) for s, (root, names) in enumerate(zip(roots, holding.names, strict=True))
+    ]
+    checkpoints, loose = set[Frame](), dict[int, set[object]]()
+    for s, root in enumerate(roots):
+        whole, loose[s] = uniform_checkpoints(root)
+        checkpoints |= whole
+    forms = Forms(modules, checkpoints)
+    name_classes(forms.kinds, modules, forms)
+    hints = Hints(graph.state, graph.modules, graph.dtype)
+    opaque = OpaqueCalls(graph)
+    names = name_values(program, placement, {v: hints.boundary_name(v) for s in placement.stages for v in s.gives})
+    hints.fixed = names
+    writer = ClassWriter(forms, hints, opaque)
+    by_value = held_by_value(graph, holding)
+    files = {}
+    blocks = blocks_file(forms, writer, graph)
+    if blocks is not None:
+        files["blocks.py"] = blocks
+    for s, module in enumerate(modules):
+        fill = any(name in by_value for name in holding.names[s])
+        notes = ["Recomputation of a part that is not one module call is left out."] if loose[s] else []
+        files[f"stage_{s}.py"] = stage_file(s, module, forms, writer, graph, plan, holding, fill, notes, [])
+    files["pipeline.py"] = pipeline_file(graph, plan, program, placement, names, holding, HEADER)
+    files["train.py"] = _TRAIN
+    if by_value:
+        files["constants.py"] = CONSTANTS_MODULE
+    files["plan.json"] = plan.to_json()
+    files["README.md"] = readme(graph, plan, sorted(files))
+    files["ruff.toml"] = f"line-length = {LINE_LENGTH}\n"
+    return files, values(by_value) if by_value else None
+
+
+def _check_target(target: Path) -> None:
+    if not target.exists() and not target.is_symlink():
+        return
+    if not target.is_dir() or target.is_symlink():
+        raise UsageError(f"{target} exists and is not a folder")
+    if not any(target.iterdir()):
+        return
+    try:
+        sealed = json.loads((target / MARKER).read_text(encoding="utf-8"))
+        hashes = sealed["files"]
+        ours = sealed["schema"] == SCHEMA and isinstance(hashes, dict)
+    except (OSError, ValueError, KeyError, TypeError):
+        ours = False
+    if not ours:
+        raise UsageError(f"{target} was not written by autopart, so it is not overwritten", "Choose another folder.")
+    found = _hashes(target)
+    changed = sorted(name for name in found if name in hashes and found[name] != hashes[name])
+    added = sorted(name for name in found if name not in hashes)
+    for names, what in ((changed, "was changed"), (added, "was added")):
+        if names:
+            raise UsageError(
+                f"{target / names[0]} {what} since the package was written (and {len(names) - 1} more files)",
+                "Move it away, or choose another folder.",
+            )
+
+
+def _hashes(folder: Path) -> dict[str, str]:
+    """Relative path -> sha256 of every file, but for the marker and what Python leaves behind."""
+    paths = sorted(p for p in folder.rglob("*") if p.is_file() and "__pycache__" not in p.parts and p.suffix != ".pyc")
+    named = {p.relative_to(folder).as_posix(): p for p in paths}
+    named.pop(MARKER, None)
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in named.items()}
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    for name, text in files.items():
+        (folder / name).write_text(text, encoding="utf-8", newline="\n")
+
+
+def _format(folder: Path) -> None:
+    """Lay the Python files out as `ruff format` leaves them."""
+    files = sorted(p.name for p in folder.glob("*.py"))
+    command = [sys.executable, "-m", "ruff"]
+    for step in (["check", "--quiet", "--select", "I", "--fix"], ["format", "--quiet"]):
+        ruff = [*command, *step, "--isolated", "--no-cache", "--target-version", "py311"]
+        result = subprocess.run(
+            [*ruff, "--line-length", str(LINE_LENGTH), *files] if step[0] == "format" else [*ruff, *files],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+        )
+        if result.returncode:
+            raise RuntimeError(f"ruff could not lay out the package: {result.stderr.strip()}")
+
+
+def _seal(folder: Path) -> None:
+    sealed = {"schema": SCHEMA, "files": _hashes(folder)}
+    (folder / MARKER).write_text(json.dumps(sealed, indent=2) + "\n", encoding="utf-8", newline="\n")
+    for path in [folder, *folder.rglob("*")]:
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+def _replace(folder: Path, target: Path) -> None:
+    """Put the new folder in the old one's place; a crash in between leaves one of them whole."""
+    if target.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
+        target.rename(old / "package")
+        folder.rename(target)
+        shutil.rmtree(old)
+    else:
+        folder.rename(target)

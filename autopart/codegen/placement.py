@@ -1,0 +1,101 @@
+"""Which stage runs each operation of the merged program, and what crosses each boundary."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from autopart.codegen.program import Op, Program, Value
+from autopart.errors import CaptureError
+from autopart.graph import Graph
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """The part of the program that one stage runs.
+
+    Attributes:
+        takes: Values it reads from other stages, then inputs of the model, each in order of first use.
+        gives: Values it makes for later stages or as outputs.
+    """
+
+    index: int
+    ops: list[Op]
+    takes: list[Value]
+    gives: list[Value]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Every stage, and the values that cross from stage s to stage s + 1."""
+
+    stages: list[StageProgram]
+    boundaries: list[list[Value]]
+
+
+def place(program: Program, graph: Graph, assignment: Mapping[str, int], stages: int) -> Placement:
+    """Split `program` as `assignment` (node of the primary capture -> stage) says."""
+    _assign(program, graph, assignment)
+    outputs = {v for v in program.outputs if v.kind == "result"}
+    last_reader: dict[Value, int] = {v: stages - 1 for v in outputs}
+    for op in program.ops:
+        for value in op.values():
+            if value.kind == "result":
+                last_reader[value] = max(last_reader.get(value, 0), op.stage)
+    made = [v for op in program.ops for v in op.results if v in last_reader]
+    found = []
+    for stage in range(stages):
+        ops = [op for op in program.ops if op.stage == stage]
+        used = dict.fromkeys(v for op in ops for v in op.values())
+        takes = [v for v in used if v.op is not None and v.op.stage < stage]
+        takes += [v for v in used if v.kind == "input"]
+        gives = [v for v in made if v.op.stage == stage and (last_reader[v] > stage or v in outputs)]  # type: ignore[union-attr]
+        if stage == stages - 1:
+            gives += [v for v in dict.fromkeys(program.outputs) if v.kind == "state"]
+        found.append(StageProgram(stage, ops, takes, gives))
+    boundaries = [[v for v in made if v.op.stage <= s < last_reader[v]] for s in range(stages - 1)]  # type: ignore[union-attr]
+    return Placement(found, boundaries)
+
+
+def reaches_loss(program: Program, loss: Value | None) -> set[Value]:
+    """The values that the loss depends on through autograd."""
+    if loss is None:
+        return set()
+    reached = {loss}
+    for op in reversed(program.ops):
+        if any(v in reached for v in op.results) or (op.args and _changes_reached(op, reached)):
+            reached.update(v for v in op.values() if v.requires_grad)
+    return reached
+
+
+def _changes_reached(op: Op, reached: set[Value]) -> bool:
+    """Whether an in-place operation changes a value that the loss depends on."""
+    from autopart.codegen.program import is_mutating
+
+    return is_mutating(op.target) and next(iter(op.values()), None) in reached
+
+
+def _assign(program: Program, graph: Graph, assignment: Mapping[str, int]) -> None:
+    primary = set(graph.primary.graph.nodes)
+    for op in program.ops:
+        op.stage = assignment[op.node.name] if op.node in primary and op.target != "select" else -1
+    readers: dict[Op, list[Op]] = {}
+    for op in program.ops:
+        for value in op.values():
+            if value.op is not None:
+                readers.setdefault(value.op, []).append(op)
+    for op in program.ops:
+        if op.stage < 0:
+            op.stage = max((v.op.stage for v in op.values() if v.op is not None), default=-1)
+    # What is left reads no other operation (it makes a tensor from nothing): it goes where it is needed first.
+    for op in reversed(program.ops):
+        if op.stage < 0:
+            op.stage = min((r.stage for r in readers.get(op, ()) if r.stage >= 0), default=0)
+    for op in program.ops:
+        for value in op.values():
+            if value.op is not None and value.op.stage > op.stage:
+                raise CaptureError(
+                    f"{op.name} (stage {op.stage}) would need {value.name} from stage {value.op.stage}: in evaluation "
+                    "mode the model uses values in another order than in training mode",
+                    "Plan with fewer stages, or with granularity='block'.",
+                )

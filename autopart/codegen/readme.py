@@ -1,0 +1,52 @@
+"""README.md of a package: what it is, how to run it, what each stage is predicted to cost."""
+
+from __future__ import annotations
+
+from autopart.codegen.files import gibibytes, milliseconds
+from autopart.graph import Graph
+from autopart.plan import Plan
+from autopart.runtime.schedules import SCHEDULES
+
+
+def readme(graph: Graph, plan: Plan, files: list[str]) -> str:
+    """The text."""
+    stages = len(plan.per_stage)
+    s = plan.strategy
+    info = SCHEDULES[s.schedule]
+    processes = stages // info.stages_per_process
+    lines = [
+        f"# {_inline(graph.name)} in {stages} stages",
+        "",
+        f"Written by autopart from the plan in `plan.json`. It needs torch alone. Captured in {str(graph.dtype).removeprefix('torch.')}, "
+        f"{s.microbatches} microbatches of {s.microbatch_size} rows, schedule {s.schedule}.",
+        "",
+        "```",
+        f"torchrun --nproc-per-node {processes} train.py --steps 10",
+        "```",
+        "",
+        "Without `--weights` the weights are random; `train.py --help` lists the options.",
+        "",
+        "| stage | operations | parameters | forward | backward | communication | peak memory | limit |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for i, p in enumerate(plan.per_stage):
+        lines.append(
+            f"| {i} | {p.nodes:,} | {p.parameters:,} | {milliseconds(p.forward_s)} | {milliseconds(p.backward_s)} | "
+            f"{milliseconds(p.communication_s)} | {gibibytes(p.peak_memory_bytes)} | {gibibytes(p.memory_limit_bytes)} |"
+        )
+    lines += [
+        "",
+        f"Times are predictions for one microbatch. Predicted step: {milliseconds(plan.step_time_s)}, proven to be within "
+        f"{plan.gap:.2%} of the best ({plan.status}).",
+        "",
+        "`stage_K.py` holds the model code of stage K and `blocks.py` what several stages share; module and parameter names "
+        "are the original's. `pipeline.py` says what crosses between stages and where each weight lives.",
+    ]
+    notes = list(dict.fromkeys([*graph.notes, *plan.notes]))
+    if notes:
+        lines += ["", "## Notes", "", *(f"- {_inline(note)}" for note in notes)]
+    return "\n".join(lines) + "\n"
+
+
+def _inline(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,183 @@
+"""`pipeline.py`: the table that the runtime reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from autopart.codegen.modules import Holding
+from autopart.codegen.names import identifier, unique
+from autopart.codegen.placement import Placement, reaches_loss
+from autopart.codegen.program import Program, Value
+from autopart.graph import Graph
+from autopart.plan import Plan
+
+
+def name_values(program: Program, placement: Placement, hint: Mapping[Value, str]) -> dict[Value, str]:
+    """A unique name for each value that a stage takes or gives: inputs keep theirs."""
+    names = {v: v.name for v in program.inputs.values()}
+    for stage in placement.stages:
+        for value in stage.gives:
+            if value not in names:
+                names[value] = unique(identifier(hint[value]), set(names.values()))
+    return names
+
+
+def pipeline_file(
+    graph: Graph,
+    plan: Plan,
+    program: Program,
+    placement: Placement,
+    names: dict[Value, str],
+    holding: Holding,
+    header: str,
+) -> str:
+    """The text of `pipeline.py`."""
+    loss = program.outputs[graph.loss] if graph.loss is not None else None
+    reached = reaches_loss(program, loss)
+    stages = len(placement.stages)
+    out = [
+        header,
+        f'"""{_plain(graph.name)} in {stages} stages: what crosses each boundary, and where each weight lives."""',
+        "",
+        "import torch",
+        "",
+        "from runtime.interface import Input, Output, Pipeline, Stage, Tie, Value",
+        *(f"from stage_{s} import Stage{s}" for s in range(stages)),
+        "",
+        "STAGES = (",
+    ]
+    for s, stage in enumerate(placement.stages):
+        whole = (
+            ", whole_backward=True"
+            if any(isinstance(op.target, str) and op.target != "select" for op in stage.ops)
+            else ""
+        )
+        takes = tuple(names[v] for v in stage.takes)
+        gives = tuple(names[v] for v in stage.gives)
+        out.append(f"    Stage(Stage{s}, takes={literal(takes)}, gives={literal(gives)}{whole}),")
+    out += [")", "", "BOUNDARIES = ("]
+    for s, boundary in enumerate(placement.boundaries):
+        out.append(f"    (  # from stage {s} to stage {s + 1}")
+        for value in boundary:
+            flows = value.requires_grad and value in reached
+            shape = tuple(int(n) for n in value.tensor.shape)
+            out.append(f"        Value({literal(names[value])}, {shape}, {value.tensor.dtype}, requires_grad={flows}),")
+        out.append("    ),")
+    out += [")", "", "INPUTS = ("]
+    maximum = input_maxima(graph)
+    for spec in graph.inputs:
+        bound = f", maximum={maximum[spec.name]}" if spec.name in maximum else ""
+        shape = tuple(int(n) for n in spec.shape)
+        out.append(
+            f"    Input({literal(spec.name)}, {literal(spec.path)}, {shape}, {spec.dtype}, batch_dim={spec.batch_dim}{bound}),"
+        )
+    out += [")", "", "OUTPUTS = ("]
+    for value, spec_out in zip(program.outputs, graph.outputs, strict=True):
+        out.append(f"    Output({literal(names[value])}, {literal(spec_out.path)}, batch_dim={spec_out.batch_dim}),")
+    out += [")", "", "# Parameters that several stages hold: their gradients are summed.", "TIES = ("]
+    for entry in graph.state.values():
+        copies = tuple(holding.stages_of(entry.key).items())
+        if entry.kind == "parameter" and len(copies) > 1:
+            out.append(f"    Tie({literal(copies)}),")
+    out += [")", "", "# Key of the original state_dict -> (stage, name in that stage).", "NAMES = {"]
+    for name in original_keys(graph):
+        stage_of = next(s for s, held in enumerate(holding.names) if name in held)
+        out.append(f"    {literal(name)}: ({stage_of}, {literal(name)}),")
+    out += ["}", "", "# How each weight is drawn when no weights are given.", "INITIALIZATION = {"]
+    for name, rule in initialization(graph).items():
+        out.append(f"    {literal(name)}: {literal(rule)},")
+    out += [
+        "}",
+        "",
+        f"CALL = {literal(graph.call)}",
+        "",
+        f"RESULT = {literal(graph.result)}",
+        "",
+        "PIPELINE = Pipeline(",
+        f"    model={literal(graph.name)},",
+        f"    mode={literal(graph.mode)},",
+        f"    dtype={graph.dtype},",
+        f"    schedule={literal(plan.strategy.schedule)},",
+        f"    microbatches={plan.strategy.microbatches},",
+        f"    microbatch_size={plan.strategy.microbatch_size},",
+        "    inputs=INPUTS,",
+        "    call=CALL,",
+        "    outputs=OUTPUTS,",
+        "    result=RESULT,",
+        f"    loss={literal(names[loss]) if loss is not None else None},",
+        f"    loss_name={literal(graph.loss_name)},",
+        "    stages=STAGES,",
+        "    boundaries=BOUNDARIES,",
+        "    ties=TIES,",
+        "    names=NAMES,",
+        "    initialization=INITIALIZATION,",
+        ")",
+    ]
+    text = "\n".join(out) + "\n"
+    for kind, mark in (("Tie", "Tie("), ("Value", "Value("), ("Input", "Input("), ("Output", " Output(")):
+        if mark not in text:
+            text = text.replace(f" {kind},", "", 1) if f" {kind}," in text else text.replace(f", {kind}\n", "\n", 1)
+    if "torch." not in text:
+        text = text.replace("import torch\n\n", "", 1)
+    return text
+
+
+def original_keys(graph: Graph) -> list[str]:
+    """The keys of the model's `state_dict`, in the order of the state table."""
+    return [n for e in graph.state.values() if e.persistent and e.kind != "constant" for n in e.names]
+
+
+def initialization(graph: Graph) -> dict[str, Any]:
+    """Name -> rule of every weight that has one which draws numbers."""
+    found = {}
+    for key, rule in graph.initialization.items():
+        entry = graph.state[key]
+        if entry.persistent and entry.kind != "constant" and rule[0] != "data":
+            found[entry.name] = tuple(rule)
+    return found
+
+
+def input_maxima(graph: Graph) -> dict[str, int]:
+    """Bounds for random integer inputs: the rows of the embedding, or the classes of the loss, that they index."""
+    found: dict[str, int] = {}
+    for node in graph.primary.graph.nodes:
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        name, args = node.target._schema.name, node.args
+        if name == "aten::embedding":
+            source, bound = args[1], int(args[0].meta["val"].shape[0])  # type: ignore[union-attr]
+        elif name in ("aten::cross_entropy_loss", "aten::nll_loss_nd", "aten::nll_loss"):
+            source, bound = args[1], int(args[0].meta["val"].shape[1])  # type: ignore[union-attr]
+        else:
+            continue
+        while isinstance(source, torch.fx.Node) and source.op == "call_function" and source.args:
+            source = source.args[0]  # type: ignore[assignment]
+        if (
+            isinstance(source, torch.fx.Node)
+            and source.op == "placeholder"
+            and not source.meta["val"].is_floating_point()
+        ):
+            found[source.name] = min(found.get(source.name, bound), bound)
+    return found
+
+
+def literal(value: Any) -> str:
+    """A constant as code, in ASCII: what a name of the user says is data here, whatever it says."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{literal(k)}: {literal(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "(" + ", ".join(map(literal, value)) + ("," if len(value) == 1 else "") + ")"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(literal, value)) + "]"
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return f"float({str(value)!r})"
+    if value is None or isinstance(value, bool | int | float | str):
+        return ascii(value)
+    raise TypeError(f"a {type(value).__name__} cannot be written into pipeline.py")
+
+
+def _plain(name: str) -> str:
+    return identifier(name, "Model")
