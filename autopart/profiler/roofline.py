@@ -42,13 +42,13 @@ FAMILIES: dict[str, dict[str, Family]] = {
     },
     "cpu": {
         "matmul": Family(0.85, 0.80),
-        "convolution": Family(0.60, 0.60),
-        "attention": Family(0.50, 0.60),
-        "causal attention": Family(0.70, 0.60),
-        "normalization": Family(0.50, 0.40),
+        "convolution": Family(0.85, 0.60),
+        "attention": Family(0.45, 0.60),
+        "causal attention": Family(0.65, 0.60),
+        "normalization": Family(0.50, 0.35),
         "reduction": Family(0.50, 0.60),
         "gather": Family(0.50, 0.40),
-        "pointwise": Family(0.50, 0.50),
+        "pointwise": Family(0.50, 0.45),
     },
 }
 
