@@ -52,28 +52,29 @@ class Record(dict):  # type: ignore[type-arg]
 
 
 def encode(
-    value: Any, path: str = "", omit: Callable[[str, type], None] | None = None
+    value: Any, path: str = "", unknown: Callable[[str, Any], Structure] | None = None
 ) -> tuple[Structure, list[torch.Tensor]]:
     """Split a nested value into its structure and its tensors.
 
     Args:
         value: Nested dicts, lists, tuples, dataclasses, named tuples and mappings of tensors and constants.
         path: How messages call the value itself.
-        omit: Called with (path, class) for every object that cannot be rebuilt; it becomes None.
+        unknown: Called with (path, object) for every object that cannot be rebuilt; gives the structure to put for it
+            (`omitted` puts None).
 
     Returns:
         The structure, and the tensors that its numbers stand for (a tensor met twice is listed twice).
 
     Raises:
-        UnknownStructureError: An object cannot be rebuilt and `omit` is not given.
+        UnknownStructureError: An object cannot be rebuilt and `unknown` is not given.
     """
     tensors: list[torch.Tensor] = []
-    return _encode(value, path, tensors, omit), tensors
+    return _encode(value, path, tensors, unknown), tensors
 
 
-def _encode(value: Any, path: str, tensors: list[torch.Tensor], omit: Callable[[str, type], None] | None) -> Structure:
+def _encode(value: Any, path: str, tensors: list[torch.Tensor], unknown: Callable[[str, Any], Structure] | None) -> Structure:
     def child(item: Any, step: str) -> Structure:
-        return _encode(item, path + step, tensors, omit)
+        return _encode(item, path + step, tensors, unknown)
 
     def fields(names: Sequence[str], get: Callable[[str], Any]) -> list[list[Any]]:
         return [[name, child(get(name), f".{name}" if path else name)] for name in names]
@@ -101,9 +102,13 @@ def _encode(value: Any, path: str, tensors: list[torch.Tensor], omit: Callable[[
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         names = [f.name for f in dataclasses.fields(value) if f.init]
         return {"object": _class_path(kind), "fields": fields(names, lambda n: getattr(value, n)), "base": "object"}
-    if omit is None:
+    if unknown is None:
         raise UnknownStructureError(path, kind)
-    omit(path, kind)
+    return unknown(path, value)
+
+
+def omitted(path: str, value: Any) -> Structure:
+    """For `encode`: an object that cannot be rebuilt becomes None."""
     return {"constant": None}
 
 

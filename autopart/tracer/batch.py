@@ -15,7 +15,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autopart.errors import UsageError
-from autopart.runtime.structure import decode, encode
+from autopart.runtime.structure import decode, encode, omitted
 from autopart.tracer.call import Call, read_call
 from autopart.tracer.snapshot import unmarked
 
@@ -258,7 +258,7 @@ class _Trials:
         finally:
             for module, flag in flags.items():
                 module.training = flag
-        return encode(result, "", lambda path, kind: None)[1]
+        return encode(result, "", omitted)[1]
 
     def _shapes(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
         mode: AbstractContextManager[Any] = nullcontext()

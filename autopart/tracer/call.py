@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autopart.errors import UsageError
-from autopart.runtime.structure import Structure, UnknownStructureError, decode, encode, leaves
+from autopart.runtime.structure import Structure, UnknownStructureError, decode, encode, leaves, omitted
 
 # Stands for a call without a target, since None is a target too.
 NO_TARGET = object()
@@ -131,6 +131,10 @@ class Recording:
     omitted: dict[str, str] = field(default_factory=dict)
     error: Exception | None = None
 
+    def sentences(self) -> list[str]:
+        """For the person who reads the plan."""
+        return [f"the result's {path} ({kind}) is not given back by the package" for path, kind in self.omitted.items()]
+
 
 class FlatCall(nn.Module):
     """`forward(*tensors)` runs the model on the rebuilt arguments and returns every tensor of its result, and the loss."""
@@ -143,7 +147,7 @@ class FlatCall(nn.Module):
         *,
         training: bool,
         loss_fn: Callable[[Any, Any], torch.Tensor] | None,
-        around: AbstractContextManager[Any] | None = None,
+        around: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         super().__init__()
         self.m = model
@@ -151,12 +155,12 @@ class FlatCall(nn.Module):
         self._recording = recording
         self._training = training
         self._loss_fn = loss_fn
-        self._around = around or nullcontext()
+        self._around = around
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         args, kwargs, *target = decode(self._structure, tensors)
         buffers = {name: (owner, own, value) for name, owner, own, value in _buffers(self.m)}
-        with self._around:
+        with self._around():
             output = self.m(*args, **kwargs)
             flat = self._flatten(output, target[0] if target else None)
         return (*flat, *self._reassigned(buffers))
@@ -164,7 +168,12 @@ class FlatCall(nn.Module):
     def _flatten(self, output: Any, target: Any) -> list[torch.Tensor]:
         record = self._recording
         record.omitted.clear()
-        record.result, flat = encode(output, "", lambda path, kind: record.omitted.update({path: kind.__qualname__}))
+
+        def omit(path: str, value: Any) -> Structure:
+            record.omitted[path] = type(value).__qualname__
+            return omitted(path, value)
+
+        record.result, flat = encode(output, "", omit)
         record.paths = [path or "output" for path, _ in leaves(record.result)]
         if not self._training:
             return flat

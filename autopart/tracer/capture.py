@@ -1,8 +1,9 @@
-"""One capture: the flat call is exported under the patches, then lowered to the conventions of `autopart.graph`."""
+"""Captures a model in both modes: export under the patches, lower, and keep whole what cannot be captured."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -10,11 +11,20 @@ from torch import fx, nn
 
 from autopart.errors import AutopartError, CaptureError
 from autopart.graph import OpaqueCall
+from autopart.tracer import opaque as opaque_calls
+from autopart.tracer.blame import module_at_fault, parent, reason_of, source_line
 from autopart.tracer.call import Call, FlatCall, Recording
 from autopart.tracer.errors import Uncapturable
-from autopart.tracer.lower import Lowering
-from autopart.tracer.stamps import stamped_nodes
+from autopart.tracer.lower import Lowering, module_of
+from autopart.tracer.opaque import OpaqueModule, Pending
+from autopart.tracer.patches import Watch
+from autopart.tracer.record import record_opaque_calls
+from autopart.tracer.sideeffects import PythonState
 from autopart.tracer.state import StateTable
+
+# A model that needs more modules kept whole than this is not worth splitting.
+MOST_OPAQUE = 16
+HOOK_REASON = "it has backward hooks"
 
 
 class Capturer:
@@ -36,7 +46,47 @@ class Capturer:
         self.loss_fn = loss_fn
         self.training = training
         self.notes = notes
-        self.opaque_calls: dict[str, OpaqueCall] = {}
+        self.deny_export = False
+        self.suspects: PythonState | None = None
+        self.opaque: dict[str, OpaqueModule] = {}
+        self.calls: dict[str, OpaqueCall] = {}
+        for path, module in model.named_modules():
+            if module._backward_hooks or module._backward_pre_hooks:
+                self.keep_whole(path, HOOK_REASON)
+
+    def keep_whole(self, path: str, reason: str) -> None:
+        """Make a submodule opaque.
+
+        Raises:
+            CaptureError: It is the whole model, or too much has been kept whole already.
+        """
+        name = type(self.model).__name__
+        if path == "":
+            raise CaptureError(f"{name} cannot be captured: {reason}", _hint(reason))
+        if len(self.opaque) >= MOST_OPAQUE:
+            raise CaptureError(
+                f"{name} cannot be captured: more than {MOST_OPAQUE} submodules would have to be kept whole"
+            )
+        for inner in [p for p in self.opaque if p.startswith(f"{path}.")]:
+            del self.opaque[inner]
+        self.opaque[path] = OpaqueModule(self.model.get_submodule(path), path, reason)
+
+    def sentences(self) -> list[str]:
+        """What was kept whole, and why, for the person who reads the plan."""
+        total = sum(p.numel() for p in self.model.parameters()) or 1
+        found = []
+        for path, kept in self.opaque.items():
+            share = sum(p.numel() for p in kept.module.parameters()) / total
+            size = f", {share:.0%} of the parameters" if share >= 0.005 else ""
+            found.append(f"{path} ({type(kept.module).__name__}{size}) is kept whole: {kept.reason}")
+            if "layerdrop" in kept.reason or getattr(getattr(self.model, "config", None), "layerdrop", 0):
+                found.append("set layerdrop=0 in the model's configuration, so that its layers can be split")
+        for call in self.calls.values():
+            if call.kind == "function":
+                found.append(f"{call.subject.__qualname__} in {call.path or 'the model'} is kept whole: {call.reason}")
+            elif call.kind == "hook":
+                found.append(f"a gradient hook in {call.path or 'the model'} is kept as it is")
+        return list(dict.fromkeys(found))
 
     def capture(self, train_mode: bool) -> tuple[fx.Graph, Recording]:
         """The graph of one mode.
@@ -45,21 +95,98 @@ class Capturer:
             CaptureError: The model cannot be captured in this mode.
         """
         self.model.train(train_mode)
+        while True:
+            error = None
+            for deny in (False, True) if not self.deny_export else (True,):
+                try:
+                    graph, record = self._attempt(train_mode, deny)
+                except AutopartError:
+                    raise
+                except Exception as failure:
+                    error = error or failure
+                else:
+                    if deny and not self.deny_export:
+                        self.deny_export = True
+                        self.notes.append("captured as if not exported: the model takes another road when it is")
+                    return graph, record
+            assert error is not None
+            self._blame(error)
+
+    def _blame(self, error: Exception) -> None:
+        path = module_at_fault(self.model, error)
+        line = source_line(self.model, error)
+        reason = reason_of(error) + (f" ({line})" if line else "")
+        while path is not None and any(path == o or path.startswith(f"{o}.") for o in self.opaque):
+            path = parent(path) if path else None
+        self.keep_whole(path or "", reason)
+
+    def _attempt(self, train_mode: bool, deny_export: bool) -> tuple[fx.Graph, Recording]:
         record = Recording()
-        flat = FlatCall(self.model, self.call.structure, record, training=self.training, loss_fn=self.loss_fn)
+        record_opaque_calls(self.model, self.call, self.opaque)
+        python_state = PythonState(self.model) if self.suspects is None else self.suspects
+        watch = Watch(self.model, self.opaque, python_state, deny_export)
+        flat = FlatCall(
+            self.model,
+            self.call.structure,
+            record,
+            training=self.training,
+            loss_fn=self.loss_fn,
+            around=watch.around_forward,
+        )
         flat.training = train_mode
-        try:
-            with stamped_nodes([]):
+        opaque_calls.PENDING.clear()
+        with watch.around_export(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
                 program = torch.export.export(flat, tuple(t.detach() for t in self.call.tensors), strict=False)
-            graph = Lowering(program, self.state, self.call.names, record.reassigned, self._rewrite).run()
-        except Exception as error:
-            if record.error is not None:
-                raise record.error from None
-            if isinstance(error, AutopartError):
+            except Exception:
+                if record.error is not None:
+                    raise record.error from None
                 raise
-            reason = error.reason if isinstance(error, Uncapturable) else str(error).split("\n")[0]
-            raise CaptureError(f"{type(self.model).__name__} cannot be captured: {reason}") from error
+        if python_state.changes:
+            if python_state.locating:
+                raise Uncapturable("", f"forward changes {', '.join(python_state.changes)}")
+            python_state.locating = True
+            self.suspects = python_state
+            return self._attempt(train_mode, deny_export)
+        rewrite = _Rewriting(self.calls)
+        graph = Lowering(program, self.state, self.call.names, record.reassigned, rewrite).run()
+        self.calls |= rewrite.calls
         return graph, record
 
-    def _rewrite(self, graph: fx.Graph, node: fx.Node, value: Callable[[Any], Any]) -> fx.Node | None:
-        raise Uncapturable(None, f"unexpected {node.target}")
+
+class _Rewriting:
+    """Turns placeholder operators into `call_module` nodes; the same call in both modes has one key."""
+
+    def __init__(self, known: Mapping[str, OpaqueCall]) -> None:
+        self.known = known
+        self.calls: dict[str, OpaqueCall] = {}
+
+    def __call__(self, graph: fx.Graph, node: fx.Node, value: Callable[[Any], Any]) -> fx.Node:
+        pending: Pending = opaque_calls.PENDING[node.args[1]]  # type: ignore[index]
+        path = pending.path or module_of(node) or ""
+        key = self._key(pending, path)
+        self.calls[key] = OpaqueCall(
+            key, pending.kind, pending.call, pending.subject, path, pending.reason, pending.structure
+        )
+        inputs = value(node.args[0])
+        new = graph.create_node("call_module", key, ([inputs] if isinstance(inputs, fx.Node) else list(inputs),))
+        new.meta["mutates"] = pending.mutates if pending.kind != "hook" else (0,)
+        new.meta["opaque_requires_grad"] = [o.requires_grad for o in pending.outputs]
+        return new
+
+    def _key(self, pending: Pending, path: str) -> str:
+        for key, call in self.known.items():
+            same = (call.kind, call.path, call.structure) == (pending.kind, path, pending.structure)
+            if same and call.subject is pending.subject and key not in self.calls:
+                return key
+        return f"opaque_{len({**self.known, **self.calls})}"
+
+
+def _hint(reason: str) -> str:
+    if reason.startswith(HOOK_REASON):
+        return "Register the backward hooks on submodules, or remove them from the model itself."
+    return (
+        "Move what cannot be captured (control flow that depends on data, Python state that changes in forward) into a "
+        "submodule of its own: a submodule can be kept whole."
+    )

@@ -154,7 +154,7 @@ class Lowering:
         self._place(node, new)
 
     def _place(self, node: fx.Node, new: fx.Node) -> None:
-        new.meta = self._meta(node)
+        new.meta.update(self._meta(node))
         self.env[node] = new
 
     def _inline(self, node: fx.Node, owner: torch.nn.Module) -> None:

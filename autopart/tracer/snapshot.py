@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,10 @@ import torch
 from torch import nn
 
 REGISTRIES = ("_parameters", "_buffers", "_modules")
+HOOK_TABLES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+# Of each module: attribute -> (value, shallow copy of its contents where it is a container).
+Attributes = dict[nn.Module, dict[str, tuple[Any, Any]]]
 
 
 @contextmanager
@@ -77,27 +81,36 @@ def _same_contents(value: Any, contents: Any) -> bool:
     return {id(v) for v in value} == {id(v) for v in contents}
 
 
-def changed_attributes(
-    model: nn.Module, before: dict[nn.Module, dict[str, tuple[Any, Any]]]
-) -> list[tuple[nn.Module, str]]:
-    """(module, attribute) for every ordinary attribute that differs from `attributes_of` taken earlier."""
+def attributes_of(modules: Iterable[nn.Module]) -> Attributes:
+    return {module: _attributes(module) for module in modules}
+
+
+def changed_attributes(before: Attributes) -> list[tuple[nn.Module, str]]:
+    """(module, attribute) for every ordinary attribute that differs from what `attributes_of` found earlier."""
     found = []
     for module, old in before.items():
         now = vars(module)
         for name in {**old, **now}:
-            if name in REGISTRIES:
+            if name in REGISTRIES or name in HOOK_TABLES or _is_torchs_own(module, name):
                 continue
+            value, contents = old.get(name, (None, None))
             if name not in old or name not in now:
                 found.append((module, name))
-                continue
-            value, contents = old[name]
-            if (now[name] is not value and not _equal_plain(now[name], value)) or (contents is not None and not _same_contents(now[name], contents)):
+            elif now[name] is not value:
+                if not _equal_plain(now[name], value):
+                    found.append((module, name))
+            elif contents is not None and not _same_contents(value, contents):
                 found.append((module, name))
     return found
 
 
-def attributes_of(model: nn.Module) -> dict[nn.Module, dict[str, tuple[Any, Any]]]:
-    return {module: _attributes(module) for module in model.modules()}
+def _is_torchs_own(module: nn.Module, name: str) -> bool:
+    """Attributes by which torch's own modules keep house, such as the list of an LSTM's weights."""
+    return (
+        type(module).__module__.startswith("torch.")
+        or isinstance(module, nn.RNNBase)
+        and name.startswith("_flat_weight")
+    )
 
 
 def _equal_plain(one: Any, other: Any) -> bool:

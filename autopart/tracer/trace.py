@@ -6,6 +6,7 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,9 +15,10 @@ from torch import fx, nn
 from autopart.errors import CaptureError, UsageError
 from autopart.graph import Capture, Graph, InputSpec, Mode, OutputSpec
 from autopart.tracer.autograd import stamp_requires_grad
-from autopart.tracer.batch import batch_of, microbatch_rows
-from autopart.tracer.call import NO_TARGET, Recording, read_call
+from autopart.tracer.batch import Batch, batch_of, microbatch_rows
+from autopart.tracer.call import NO_TARGET, Call, Recording, read_call
 from autopart.tracer.capture import Capturer
+from autopart.tracer.check import disagreement
 from autopart.tracer.colocation import colocated_sets
 from autopart.tracer.state import StateTable
 
@@ -75,47 +77,77 @@ def trace(
         rows = microbatch_rows(batch, microbatches, global_batch)
         notes += batch.notes
         small = call.with_tensors(batch.resize(call.tensors, rows))
-        state = StateTable.of(model)
-        capturer = Capturer(model, small, state, loss_fn=loss_fn if training else None, training=training, notes=notes)
-        graphs = {}
+        job = _Job(model, small, batch, rows, mode, loss_fn if training else None, dtype, notes)
+        graph = job.graph(deny_export=False)
+        if not check:
+            return graph
+        for deny_export in (False, True):
+            if deny_export:
+                graph = job.graph(deny_export=True)
+            found, more = disagreement(graph, model, small.tensors, job.loss_fn)
+            if found is None:
+                return replace(graph, notes=(*graph.notes, *more))
+        raise CaptureError(
+            f"the captured graph of {type(model).__name__} computes something else than the model: {found}",
+            "Look for Python state, random numbers or hooks that forward uses; please report the model if there are none.",
+        )
+
+
+@dataclass
+class _Job:
+    """What both captures of one trace have in common."""
+
+    model: nn.Module
+    call: Call
+    batch: Batch
+    rows: int
+    mode: Mode
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None
+    dtype: torch.dtype | None
+    notes: list[str]
+
+    def graph(self, deny_export: bool) -> Graph:
+        """Capture both modes and put everything together."""
+        training = self.mode == "training"
+        notes = list(self.notes)
+        state = StateTable.of(self.model)
+        capturer = Capturer(self.model, self.call, state, loss_fn=self.loss_fn, training=training, notes=notes)
+        capturer.deny_export = deny_export
+        captures: dict[bool, Capture] = {}
         records: dict[bool, Recording] = {}
         for train_mode in (True, False) if training else (False,):
-            graphs[train_mode], records[train_mode] = capturer.capture(train_mode)
-        record = records[training]
-        for graph in graphs.values():
-            for key in {str(n.target) for n in graph.nodes if n.op == "get_attr"}:
-                state.use(key)
-        captures = {}
-        for train_mode, graph in graphs.items():
+            graph, records[train_mode] = capturer.capture(train_mode)
             stamp_requires_grad(graph, state.entries)
             captures[train_mode] = Capture(graph, colocated_sets(graph))
-        placeholders = [n for n in graphs[training].nodes if n.op == "placeholder"]
-        inputs = tuple(
-            InputSpec(node.name, path, tuple(t.shape), t.dtype, dim)
-            for node, path, t, dim in zip(placeholders, small.paths, small.tensors, batch.dims.values(), strict=True)
-        )
-        values = [n.meta["val"] for n in output_of(graphs[training])]
-        outputs = tuple(
-            OutputSpec(path, tuple(v.shape), v.dtype, dim)
-            for path, v, dim in zip(record.paths, values, batch.output_dims(values, rows), strict=True)
-        )
+            for node in graph.nodes:
+                if node.op == "get_attr":
+                    state.use(str(node.target))
+        record = records[training]
+        primary = captures[training].graph
+        placeholders = [n for n in primary.nodes if n.op == "placeholder"]
+        specs = zip(placeholders, self.call.paths, self.call.tensors, self.batch.dims.values(), strict=True)
+        values = [n.meta["val"] for n in output_of(primary)]
+        dims = self.batch.output_dims(values, self.rows)
         return Graph(
-            name=type(model).__name__,
-            mode=mode,
+            name=type(self.model).__name__,
+            mode=self.mode,
             training=captures.get(True),
             evaluation=captures[False],
             state=dict(state.entries),
-            inputs=inputs,
-            call=small.structure,
-            outputs=outputs,
+            inputs=tuple(InputSpec(n.name, path, tuple(t.shape), t.dtype, dim) for n, path, t, dim in specs),
+            call=self.call.structure,
+            outputs=tuple(
+                OutputSpec(path, tuple(v.shape), v.dtype, dim)
+                for path, v, dim in zip(record.paths, values, dims, strict=True)
+            ),
             result=record.result,
             loss=record.loss,
             loss_name=record.loss_name,
-            opaque=dict(capturer.opaque_calls),
-            microbatch_size=rows,
-            dtype=dtype or main_dtype(state),
-            notes=tuple(dict.fromkeys(notes)),
-            modules={path: type(module) for path, module in model.named_modules()},
+            opaque=dict(capturer.calls),
+            microbatch_size=self.rows,
+            dtype=self.dtype or main_dtype(state),
+            notes=tuple(dict.fromkeys([*notes, *capturer.sentences(), *record.sentences()])),
+            modules={path: type(module) for path, module in self.model.named_modules()},
         )
 
 

@@ -1,0 +1,56 @@
+"""What opaque modules give back, recorded in one run outside the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from autopart.runtime.structure import decode
+from autopart.tracer.blame import reason_of
+from autopart.tracer.call import Call
+from autopart.tracer.errors import Uncapturable
+from autopart.tracer.opaque import Arguments, OpaqueModule
+from autopart.tracer.snapshot import unmarked
+
+
+def record_opaque_calls(model: nn.Module, call: Call, opaque: Mapping[str, OpaqueModule]) -> None:
+    """Run the model once in its present mode, and note every call of an opaque module.
+
+    Gradients are on, as they are in training. The model, its buffers and all random states are left as they were.
+
+    Raises:
+        Uncapturable: The run fails; on `meta` that is so where forward reads values.
+    """
+    for module in opaque.values():
+        module.calls = []
+    if not opaque:
+        return
+    versions: dict[str, list[list[int]]] = {path: [] for path in opaque}
+    handles = []
+    for path, kept in opaque.items():
+
+        def before(_: nn.Module, args: Any, kwargs: Any, path: str = path) -> None:
+            versions[path].append([t._version for t in Arguments.of(args, kwargs).tensors])
+
+        def after(_: nn.Module, args: Any, kwargs: Any, result: Any, path: str = path) -> None:
+            opaque[path].record(args, kwargs, result, versions[path].pop())
+
+        handles.append(kept.module.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(kept.module.register_forward_hook(after, with_kwargs=True))
+    # Hooks made here go back out with the attributes that `unmarked` restores; the handles are removed before that.
+    try:
+        with unmarked(model, values=True), torch.enable_grad():
+            args, kwargs, *_ = decode(call.structure, [t.detach().clone() for t in call.tensors])
+            model(*args, **kwargs)
+    except Uncapturable:
+        raise
+    except Exception as error:
+        raise Uncapturable(
+            "", f"what {', '.join(opaque)} gives back cannot be recorded without values: {reason_of(error)}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
