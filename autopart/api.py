@@ -26,9 +26,7 @@ from autopart.solver import solve
 from autopart.tracer import find_batch, trace
 from autopart.workload import OPTIMIZER_STATES, Workload
 
-# When nothing is said about the batch, a step has this many rows, and a pipeline this many microbatches per stage:
-# with 4 S microbatches the bubble of 1F1B is (S - 1) / (5 S - 1), less than a fifth of the step.
-DEFAULT_GLOBAL_BATCH = 32
+# With 4 S microbatches the bubble of 1F1B is (S - 1) / (5 S - 1), less than a fifth of the step.
 MICROBATCHES_PER_STAGE = 4
 
 DTYPE_ALIASES = {"fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -112,10 +110,10 @@ def partition(
         InfeasibleError: No plan fits; the message says what would.
     """
     cluster = Cluster.parse(gpus)
-    found = example_inputs is None and example_kwargs is None
-    args, kwargs = find_inputs(model) if found else (_as_tuple(example_inputs), dict(example_kwargs or {}))
-    if found and global_batch is None:
-        global_batch = DEFAULT_GLOBAL_BATCH
+    if example_inputs is None and example_kwargs is None:
+        args, kwargs = find_inputs(model)
+    else:
+        args, kwargs = _as_tuple(example_inputs), dict(example_kwargs or {})
     _check_options(mode, schedule, optimizer, stages, microbatches)
 
     seconds: dict[str, float] = {}

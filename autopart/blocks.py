@@ -20,6 +20,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import networkx as nx
+from networkx.utils import UnionFind
 from torch import fx, nn
 
 from autopart.graph import Capture, Graph
@@ -52,20 +54,15 @@ def find_blocks(graph: Graph, capture: Capture) -> dict[str, str]:
     root = _call_tree(calls)
     opened = _opened(root, graph.modules)
     atom = {node: _atom(node, opened) for node in calls}
-    together = _Union()
-    members: dict[str, str] = {}
-    for node in calls:
-        together.add(atom[node])
-        members[node.name] = atom[node]
+    atom_of_name = {node.name: atom[node] for node in calls}
+    together = UnionFind(atom.values())
     for names in capture.colocated:
-        first, *rest = (members[name] for name in names if name in members)
-        for other in rest:
-            together.unite(first, other)
+        together.union(*(atom_of_name[name] for name in names if name in atom_of_name))
     _contract_cycles(calls, atom, together)
     label: dict[str, str] = {}
     for node in calls:
-        label.setdefault(together.find(atom[node]), atom[node])
-    return {node.name: label[together.find(atom[node])] for node in calls}
+        label.setdefault(together[atom[node]], atom[node])
+    return {node.name: label[together[atom[node]]] for node in calls}
 
 
 def _call_tree(calls: Iterable[fx.Node]) -> _Call:
@@ -134,62 +131,12 @@ def _atom(node: fx.Node, opened: Mapping[str, _Call]) -> str:
     return node.name
 
 
-def _contract_cycles(calls: Iterable[fx.Node], atom: Mapping[fx.Node, str], together: _Union) -> None:
-    """Unite the blocks of every strongly connected component (Tarjan 1972, without recursion)."""
-    readers: dict[str, set[str]] = defaultdict(set)
+def _contract_cycles(calls: Iterable[fx.Node], atom: Mapping[fx.Node, str], together: UnionFind) -> None:
+    """Unite the blocks of every strongly connected component."""
+    flow = nx.DiGraph()
     for node in calls:
         for source in node.all_input_nodes:
-            if source in atom and together.find(atom[source]) != together.find(atom[node]):
-                readers[together.find(atom[source])].add(together.find(atom[node]))
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    on_stack: set[str] = set()
-    for start in list(readers):
-        if start in index:
-            continue
-        work = [(start, iter(sorted(readers[start])))]
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        on_stack.add(start)
-        while work:
-            block, following = work[-1]
-            for reader in following:
-                if reader not in index:
-                    index[reader] = low[reader] = len(index)
-                    stack.append(reader)
-                    on_stack.add(reader)
-                    work.append((reader, iter(sorted(readers.get(reader, ())))))
-                    break
-                if reader in on_stack:
-                    low[block] = min(low[block], index[reader])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[block])
-                if low[block] == index[block]:
-                    while True:
-                        member = stack.pop()
-                        on_stack.discard(member)
-                        if member == block:
-                            break
-                        together.unite(block, member)
-
-
-class _Union:
-    """Disjoint sets of block labels."""
-
-    def __init__(self) -> None:
-        self.parent: dict[str, str] = {}
-
-    def add(self, label: str) -> None:
-        self.parent.setdefault(label, label)
-
-    def find(self, label: str) -> str:
-        while self.parent[label] != label:
-            self.parent[label] = self.parent[self.parent[label]]
-            label = self.parent[label]
-        return label
-
-    def unite(self, one: str, other: str) -> None:
-        self.parent[self.find(other)] = self.find(one)
+            if source in atom:
+                flow.add_edge(together[atom[source]], together[atom[node]])
+    for component in nx.strongly_connected_components(flow):
+        together.union(*component)
