@@ -87,14 +87,14 @@ def load(spec: str, *, meta: bool = True, seed: int = 0) -> LoadedModel:
     builder = _KINDS[parsed.kind](parsed)
     notes: tuple[str, ...] = ()
     built = _attempt(parsed, builder, "meta") if meta else None
-    if isinstance(built, Exception):
+    if isinstance(built, BaseException):
         notes = (f"built with real weights, for on the meta device it fails: {_one_line(built)}",)
         built = None
     if built is None:
         built = _attempt(parsed, builder, "cpu", seed)
     if isinstance(built, AutopartError):
         raise built
-    if isinstance(built, Exception):
+    if isinstance(built, BaseException):
         raise _build_error(parsed, built) from built
     model, args, kwargs = _unpack(parsed, built, builder.input_options)
     return LoadedModel(spec, model, args, kwargs, notes)
@@ -160,16 +160,16 @@ def _name_without_prefix(name: str) -> str:
 
 
 def _attempt(spec: Spec, builder: _Builder, device: str, seed: int = 0) -> Any:
-    """What the builder returns on this device, or the exception that it raised."""
+    """What the builder returns on this device, or the exception that it raised (a user's file may even exit)."""
     try:
         with torch.random.fork_rng(devices=[]), torch.device(device):
             torch.manual_seed(seed)
             return builder.build()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error
 
 
-def _build_error(spec: Spec, error: Exception) -> AutopartError:
+def _build_error(spec: Spec, error: BaseException) -> AutopartError:
     text = f"building {spec.text!r} failed: {_one_line(error)}"
     if spec.options and isinstance(error, (TypeError, ValueError)):
         return UsageError(text, f"Look at its options: {', '.join(spec.options)}.")
@@ -182,7 +182,7 @@ def _one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
 
 
-def _last_line_of_user(error: Exception) -> str | None:
+def _last_line_of_user(error: BaseException) -> str | None:
     """Where in the user's file the exception came from: the deepest frame outside of any library."""
     trace, found = error.__traceback__, None
     while trace is not None:
@@ -326,7 +326,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         place = f", line {error.lineno}" if isinstance(error, SyntaxError) else ""
         raise InputFileError(
