@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ class Batch:
 
     def output_dims(self, values: Sequence[torch.Tensor], rows: int) -> list[int | None]:
         """Row dimension of each output of a capture at `rows` rows; values behind the model's own have none."""
-        if self.outputs is not None:
+        if self.outputs is not None and len(self.outputs) in (len(values), len(values) - 1):
             return [*self.outputs, None][: len(values)]
         if all(d is None for d in self.dims.values()):
             return [None for _ in values]
@@ -267,7 +268,7 @@ class _Trials:
         elif not self.with_values:
             mode = fake = FakeTensorMode(allow_non_fake_inputs=True)
             tensors = [fake.from_tensor(t.detach()) for t in tensors]
-        with mode:
+        with mode, quiet("torch._subclasses.fake_tensor"):
             return [tuple(t.shape) for t in self._outputs(tensors)]
 
     def follow(self, dims: Dims) -> Dims | None:
@@ -317,6 +318,18 @@ class _Trials:
             if wanted.numel() and float((wanted - one).abs().max()) > ROW_TOLERANCE * max(scale, 1e-6):
                 return False
         return True
+
+
+@contextmanager
+def quiet(name: str) -> Iterator[None]:
+    """Silence a logger of torch's that reports what is about to be tried in another way."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _first_line(error: Exception) -> str:
