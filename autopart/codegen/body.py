@@ -17,8 +17,8 @@ from autopart.codegen.forms import ClassKind, Forms, frame_context, frame_mode
 from autopart.codegen.frames import Frame
 from autopart.codegen.hints import Hints
 from autopart.codegen.loops import Loop, find_loops
-from autopart.codegen.names import RESERVED, attribute, identifier, text
-from autopart.codegen.program import SELECT, Context, Op, Switch, Value, is_pure, values_in
+from autopart.codegen.names import RESERVED, attribute, text
+from autopart.codegen.program import SELECT, Context, Op, Switch, Value, is_pure
 from autopart.codegen.spelling import Argument, Symbol, spell
 
 WIDTH = 120
@@ -402,7 +402,7 @@ class _Writer:
         grad, autocast = context
         managers = [] if grad or not self.ambient[0] else ["torch.no_grad()"]
         if autocast != self.ambient[1]:
-            managers += [f"torch.autocast({ascii(device)}, dtype={dtype})" for device, dtype in autocast]
+            managers += [f"torch.autocast({device!a}, dtype={dtype})" for device, dtype in autocast]
         if not managers:
             return "", ""
         return f"with {', '.join(managers)}:", "    "

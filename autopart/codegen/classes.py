@@ -123,7 +123,7 @@ class ClassWriter:
             place = None if name not in child.offsets or offset is None else offset + child.offsets[name]
             expression, more = self._built(kind, inner, place)
             parts.append((name, expression))
-            dotted = f"[{name}]" if child.shape in ("list", "sequential") else f"[{ascii(name)}]"
+            dotted = f"[{name}]" if child.shape in ("list", "sequential") else f"[{name!a}]"
             after += [lambda here, make=make, dotted=dotted: make(here + dotted) for make in more]
         return _container(child.shape, parts), after
 
@@ -150,11 +150,11 @@ class ClassWriter:
             return (
                 [f"{owner}.{name} = {value}"]
                 if is_identifier(name)
-                else [f"{owner}.register_parameter({ascii(name)}, {value})"]
+                else [f"{owner}.register_parameter({name!a}, {value})"]
             )
         zeros = empty.replace("torch.empty", "torch.zeros", 1)
         persistent = "" if entry.persistent and entry.kind != "constant" else ", persistent=False"
-        return [f"{owner}.register_buffer({ascii(name)}, {zeros}{persistent})"]
+        return [f"{owner}.register_buffer({name!a}, {zeros}{persistent})"]
 
     def _number_code(self, kind: ClassKind, value: Any, position: int) -> tuple[str, int]:
         if type(value) in (int, float):
@@ -188,12 +188,14 @@ def _container(shape: str, parts: list[tuple[str, str]]) -> str:
     numbers = [int(n) if n.isdecimal() else -1 for n in names]
     run = numbers == list(range(numbers[0], numbers[0] + len(numbers))) and numbers[0] >= 0
     if shape == "list" or (shape == "sequential" and run and numbers[0] == 0):
+        if shape == "sequential" and alike and len(parts) > 2:
+            return f"nn.Sequential(*[{expressions[0]} for _ in range({len(parts)})])"
         if shape == "sequential":
             return f"nn.Sequential({', '.join(expressions)})"
         if alike:
             return f"nn.ModuleList([{expressions[0]} for _ in range({len(parts)})])"
         return f"nn.ModuleList([{', '.join(expressions)}])"
-    pairs = ", ".join(f"{ascii(n)}: {e}" for n, e in parts)
+    pairs = ", ".join(f"{n!a}: {e}" for n, e in parts)
     if shape == "dict" and alike and run:
         pairs = f"str(i): {expressions[0]} for i in range({numbers[0]}, {numbers[-1] + 1})"
     if shape == "dict":
@@ -206,16 +208,16 @@ def _path(owner: str, path: str) -> str:
         if is_identifier(part):
             owner = f"{owner}.{part}"
         elif part.isdecimal():
-            owner = f"{owner}.get_submodule({ascii(part)})"
+            owner = f"{owner}.get_submodule({part!a})"
         else:
-            owner = f"getattr({owner}, {ascii(part)})"
+            owner = f"getattr({owner}, {part!a})"
     return owner
 
 
 def _assign(owner: str, name: str, expression: str) -> list[str]:
     if is_identifier(name):
         return [f"{owner}.{name} = {expression}"]
-    return [f"{owner}.add_module({ascii(name)}, {expression})"]
+    return [f"{owner}.add_module({name!a}, {expression})"]
 
 
 def _indent(lines: list[str]) -> list[str]:

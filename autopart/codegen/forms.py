@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopart.codegen.frames import Frame
+from autopart.codegen.frames import Frame, passes_on
 from autopart.codegen.leaves import Leaf, leaf_requires_grad, match_leaf
 from autopart.codegen.modules import Module
 from autopart.codegen.program import SELECT, Context, Op, Switch, Value
@@ -210,29 +210,16 @@ def _container(module: Module) -> str:
 
 def _is_chain(module: Module) -> bool:
     """Whether every call passes one tensor through the children in order, as `nn.Sequential` does."""
-    order = list(module.children.values())
-    if not order or module.state or module.kind != "Sequential":
+    if not module.children or module.state or module.kind != "Sequential":
         return False
+    order = [m.path for m in module.children.values()]
     for call in module.calls:
         frames = [item for item in call.body if isinstance(item, Frame)]
-        if (
-            len(frames) != len(call.body)
-            or [f.path for f in frames] != [m.path for m in order]
-            or len(call.inputs) != 1
-        ):
+        if not passes_on(call) or [f.path for f in frames] != order:
             return False
-        if frame_context(call) != DEFAULT_CONTEXT and any(frame_context(f) != frame_context(call) for f in frames):
+        if any(frame_mode(f) != "both" or frame_context(f) != frame_context(call) for f in frames):
             return False
-        current = call.inputs
-        for frame in frames:
-            if frame.inputs != current or len(frame.outputs) != 1 or frame_mode(frame) != "both":
-                return False
-            if frame_context(frame) != frame_context(call):
-                return False
-            current = frame.outputs
-        if call.outputs != current:
-            return False
-    return all(len(m.calls) == len(module.calls) for m in order)
+    return all(len(m.calls) == len(module.calls) for m in module.children.values())
 
 
 def _encode_state(form: Form, name: str, entry: StateEntry) -> Any:

@@ -59,10 +59,28 @@ def build_frames(stage: StageProgram, state: Mapping[str, StateEntry], root_kind
         root = Frame("", "", root_kind)
         again = _scan(stage.ops, root, dissolved)
         if not again:
+            _Interfaces(stage, state).fill(root)
+            again = {f.key for f in root.frames() if f.kind == "Sequential" and f is not root and not passes_on(f)}
+        if not again:
             break
         dissolved |= again
-    _Interfaces(stage, state).fill(root)
+    assert set(root.inputs) == set(stage.takes)
+    root.inputs = stage.takes
     return root
+
+
+def passes_on(frame: Frame) -> bool:
+    """Whether the call hands one tensor from module to module, as `nn.Sequential` does."""
+    current = frame.inputs
+    if len(current) != 1 or len({f.path for f in frame.body if isinstance(f, Frame)}) != len(frame.body):
+        return False
+    for item in frame.body:
+        if not isinstance(item, Frame) or item.inputs != current or len(item.outputs) != 1:
+            return False
+        if item.path.rpartition(".")[0] != frame.path:
+            return False
+        current = item.outputs
+    return frame.outputs == current
 
 
 def _scan(ops: list[Op], root: Frame, dissolved: set[str]) -> set[str]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from autopart.codegen.program import Op, Program, Value
+import torch
+
+from autopart.codegen.program import SELECT, Op, OpMode, Program, Value, is_mutating
 from autopart.errors import CaptureError
 from autopart.graph import Graph
 
@@ -36,6 +39,7 @@ class Placement:
 def place(program: Program, graph: Graph, assignment: Mapping[str, int], stages: int) -> Placement:
     """Split `program` as `assignment` (node of the primary capture -> stage) says."""
     _assign(program, graph, assignment)
+    _fill_other_mode(program)
     outputs = {v for v in program.outputs if v.kind == "result"}
     last_reader: dict[Value, int] = {v: stages - 1 for v in outputs}
     for op in program.ops:
@@ -57,6 +61,53 @@ def place(program: Program, graph: Graph, assignment: Mapping[str, int], stages:
     return Placement(found, boundaries)
 
 
+def _fill_other_mode(program: Program) -> None:
+    """Give a value that only one mode computes zeros in the other, where it crosses to a later stage."""
+    crossing: dict[Value, Value] = {}
+    for reader in program.ops:
+        for value in reader.values():
+            made = value.op
+            if made is None or made.mode == "both" or made.stage == reader.stage or value in crossing:
+                continue
+            tensor = value.tensor
+            arguments = {"size": [int(n) for n in tensor.shape], "dtype": tensor.dtype, "device": tensor.device}
+            other: OpMode = "evaluation" if made.mode == "training" else "training"
+            zeros = Op(
+                f"{made.name}_absent", torch.ops.aten.zeros.default, arguments, other, made.node, stage=made.stage
+            )
+            zeros.results = [Value("result", zeros.name, made.node, zeros, value.index)]
+            pair = {made.mode: value, other: zeros.results[0]}
+            select = Op(
+                f"{made.name}_or_zeros",
+                SELECT,
+                {k: pair[k] for k in ("training", "evaluation")},
+                "both",
+                made.node,
+                stage=made.stage,
+            )
+            select.results = [Value("result", select.name, made.node, select, value.index)]
+            crossing[value] = select.results[0]
+    if not crossing:
+        return
+    ops = []
+    for op in program.ops:
+        op.args = {k: _replace(v, op, crossing) for k, v in op.args.items()}
+        ops.append(op)
+        for value in op.results:
+            if value in crossing:
+                select = crossing[value].op
+                assert select is not None
+                ops += [v.op for v in select.values() if v is not value and v.op is not None] + [select]
+    program.ops[:] = ops
+
+
+def _replace(argument: Any, reader: Op, crossing: Mapping[Value, Value]) -> Any:
+    if isinstance(argument, Value):
+        crosses = argument in crossing and argument.op is not None and argument.op.stage != reader.stage
+        return crossing[argument] if crosses else argument
+    return [_replace(item, reader, crossing) for item in argument] if isinstance(argument, list) else argument
+
+
 def reaches_loss(program: Program, loss: Value | None) -> set[Value]:
     """The values that the loss depends on through autograd."""
     if loss is None:
@@ -70,15 +121,13 @@ def reaches_loss(program: Program, loss: Value | None) -> set[Value]:
 
 def _changes_reached(op: Op, reached: set[Value]) -> bool:
     """Whether an in-place operation changes a value that the loss depends on."""
-    from autopart.codegen.program import is_mutating
-
     return is_mutating(op.target) and next(iter(op.values()), None) in reached
 
 
 def _assign(program: Program, graph: Graph, assignment: Mapping[str, int]) -> None:
     primary = set(graph.primary.graph.nodes)
     for op in program.ops:
-        op.stage = assignment[op.node.name] if op.node in primary and op.target != "select" else -1
+        op.stage = assignment[op.node.name] if op.node in primary and op.target != SELECT else -1
     readers: dict[Op, list[Op]] = {}
     for op in program.ops:
         for value in op.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -153,7 +153,34 @@ TABLE: dict[str, tuple[str, ...]] = {
     # pointwise
     **{
         f"aten::{name}": (f"torch.{name}(self)",)
-        for name in "abs exp log log1p expm1 sqrt rsqrt sin cos tan tanh sigmoid erf floor ceil round sign reciprocal square isnan isinf isfinite atan sinh cosh log2".split()
+        for name in [
+            "abs",
+            "exp",
+            "log",
+            "log1p",
+            "expm1",
+            "sqrt",
+            "rsqrt",
+            "sin",
+            "cos",
+            "tan",
+            "tanh",
+            "sigmoid",
+            "erf",
+            "floor",
+            "ceil",
+            "round",
+            "sign",
+            "reciprocal",
+            "square",
+            "isnan",
+            "isinf",
+            "isfinite",
+            "atan",
+            "sinh",
+            "cosh",
+            "log2",
+        ]
     },
     "aten::clamp": ("self.clamp(min=min, max=max)",),
     "aten::clamp_min": ("self.clamp_min(min)",),
@@ -328,12 +355,12 @@ def _same(value: Any, default: Any) -> bool:
     return type(value) is type(default) and value == default
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parsed(template: str) -> ast.expr:
     return ast.parse(template, mode="eval").body
 
 
-@lru_cache(maxsize=None)
+@cache
 def _names(template: str) -> frozenset[str]:
     return frozenset(n.id for n in ast.walk(_parsed(template)) if isinstance(n, ast.Name)) - {"torch", "F"}
 
