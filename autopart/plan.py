@@ -5,7 +5,6 @@ A plan file is read as hostile: whatever is not exactly a plan is refused with `
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -14,11 +13,9 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autopart.errors import InputFileError
-from autopart.graph import Graph
 
 SCHEMA = "autopart-plan/1"
 
@@ -211,19 +208,3 @@ def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def graph_signature(graph: Graph) -> str:
-    """sha256 over the primary capture: its operators, their arguments, shapes and dtypes, and the state's names."""
-    digest = hashlib.sha256()
-    for node in graph.primary.graph.nodes:
-        value = node.meta.get("val")
-        shapes = [(tuple(v.shape), str(v.dtype)) for v in _leaves(value) if isinstance(v, torch.Tensor)]
-        digest.update(repr((node.op, node.name, str(node.target), str(node.args), str(node.kwargs), shapes)).encode())
-    for entry in graph.state.values():
-        digest.update(repr((entry.key, entry.names, tuple(entry.tensor.shape), str(entry.tensor.dtype))).encode())
-    return digest.hexdigest()
-
-
-def _leaves(value: Any) -> tuple[Any, ...]:
-    return tuple(value) if isinstance(value, (list, tuple)) else (value,)

@@ -11,9 +11,10 @@ import numpy as np
 from autopart.cluster import Cluster
 from autopart.costs import Costs
 from autopart.graph import Graph
-from autopart.plan import Baseline, Plan, StagePlan, Strategy, graph_signature
+from autopart.graph_signature import signature
+from autopart.plan import Baseline, Plan, StagePlan, Strategy
 from autopart.solver import baselines
-from autopart.solver.granularity import Granularity, block_groups
+from autopart.solver.granularity import Granularity, block_groups, is_layer
 from autopart.solver.lowering import RESERVE_SHARE, Lowered, lower
 from autopart.solver.reductions import condense
 from autopart.solver.score import Score, score
@@ -83,7 +84,7 @@ def describe(
         balance=sum(times) / len(times) / max(times) if max(times) else 1.0,
         baselines=_baselines(choice, graph, costs, cluster, workload),
         assignment={node.name: s for node, s in zip(choice.lowered.calls, choice.assignment, strict=True)},
-        signature=graph_signature(graph),
+        signature=signature(graph),
         granularity=choice.granularity,
         optimizer=workload.optimizer,
         dtype=str(graph.dtype).removeprefix("torch."),
@@ -129,11 +130,11 @@ def _baselines(
     stages = lowered.problem.stages
     blocks = block_groups(graph, lowered.calls)
     problem, united = condense(lowered.problem, [*lowered.groups, *map(tuple, blocks.values())])
-    items = list(dict.fromkeys(united[calls[0]] for calls in blocks.values()))
+    items = list(dict.fromkeys(united[calls[0]] for label, calls in blocks.items() if is_layer(label)))
     alone = dataclasses.replace(workload, schedule="gpipe")
     single = lower(graph, costs, cluster, alone, 1).problem
     layers = baselines.uniform_layers(problem, items) if items else None
-    few = f"{len(items)} blocks are not enough for {stages} stages"
+    few = f"{len(items)} layers are not enough for {stages} stages"
     return (
         baselines.valued(baselines.ONE_DEVICE, single, [0] * single.items),
         baselines.valued(baselines.UNIFORM_LAYERS, problem, layers, few),
