@@ -20,6 +20,7 @@ from autopart.tracer.call import NO_TARGET, Call, Recording, read_call
 from autopart.tracer.capture import Capturer
 from autopart.tracer.check import disagreement
 from autopart.tracer.colocation import colocated_sets
+from autopart.tracer.initialization import initialization_rules
 from autopart.tracer.state import StateTable
 
 
@@ -123,6 +124,7 @@ class _Job:
                 if node.op == "get_attr":
                     state.use(str(node.target))
         record = records[training]
+        initialization, unknown = initialization_rules(self.model, state.entries)
         primary = captures[training].graph
         placeholders = [n for n in primary.nodes if n.op == "placeholder"]
         specs = zip(placeholders, self.call.paths, self.call.tensors, self.batch.dims.values(), strict=True)
@@ -146,7 +148,8 @@ class _Job:
             opaque=dict(capturer.calls),
             microbatch_size=self.rows,
             dtype=self.dtype or main_dtype(state),
-            notes=tuple(dict.fromkeys([*notes, *capturer.sentences(), *record.sentences()])),
+            notes=tuple(dict.fromkeys([*notes, *capturer.sentences(), *record.sentences(), *unknown])),
+            initialization=initialization,
             modules={path: type(module) for path, module in self.model.named_modules()},
         )
 
