@@ -79,22 +79,24 @@ class Engine(ABC):
         losses = torch.stack([kept[self.pipeline.loss] for kept in work.kept])
         return float(losses.double().mean()), work.kept
 
-    @torch.no_grad()
     def evaluate(self, batch: Mapping[str, torch.Tensor]) -> Any:
         """The model's result on one global batch in evaluation mode, in its original structure.
 
         Returns None on processes without the last stage.
         """
+        outputs = self.evaluate_outputs(batch)
+        return None if outputs is None else decode(self.pipeline.result, outputs)
+
+    @torch.no_grad()
+    def evaluate_outputs(self, batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
+        """The tensors of `pipeline.outputs` for one global batch in evaluation mode, microbatches joined."""
         for module in self.modules.values():
             module.eval()
         work = self._work(batch, 1.0, tuple(o.value for o in self.pipeline.outputs))
         self._forward(work)
-        return self.result(work.kept) if self.has_loss else None
-
-    def result(self, kept: list[dict[str, torch.Tensor]]) -> Any:
-        """The model's result, in its original structure, from the values of every microbatch."""
-        tensors = [join([k[o.value] for k in kept], o.batch_dim) for o in self.pipeline.outputs]
-        return decode(self.pipeline.result, tensors)
+        if not self.has_loss:
+            return None
+        return [join([kept[o.value] for kept in work.kept], o.batch_dim) for o in self.pipeline.outputs]
 
     def _work(self, batch: Mapping[str, torch.Tensor], loss_scale: float, wanted: tuple[str, ...]) -> Work:
         needed = {name for s in self.modules for name in self.pipeline.stages[s].takes}

@@ -1,0 +1,37 @@
+"""Starting the processes of a verification on this machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from autopart.errors import VerificationError
+
+WORKER = Path(__file__).with_name("worker.py")
+
+
+def with_torchrun(job_file: Path, processes: int, timeout_s: float) -> list[dict[str, Any]]:
+    """Run a job in `processes` processes over gloo, one thread each; the results by rank.
+
+    Raises:
+        VerificationError: A process failed, or they did not finish in time.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable]
+    if processes > 1:
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    try:
+        done = subprocess.run(
+            [*command, str(WORKER), str(job_file)], env=environment, capture_output=True, text=True, timeout=timeout_s
+        )
+    except subprocess.TimeoutExpired as error:
+        raise VerificationError(f"the package did not finish within {timeout_s:g} s") from error
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("autopart:")]
+        raise VerificationError("the package failed: " + (said or done.stderr.splitlines()[-1:] or ["no message"])[0])
+    return [torch.load(job_file.with_name(f"results-{rank}.pt"), weights_only=True) for rank in range(processes)]
