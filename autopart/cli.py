@@ -6,6 +6,7 @@ torch and the solver are imported inside the commands: `autopart --help` answers
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -33,6 +34,7 @@ from autopart.errors import (
 
 if TYPE_CHECKING:
     from autopart.model_spec import LoadedModel
+    from autopart.plan import Plan
 
 CODES: dict[type[AutopartError], str] = {
     UsageError: "usage",
@@ -132,6 +134,29 @@ def partition_command(
     _print(plan.plan.to_json().rstrip() if as_json else format_plan(plan))
 
 
+@app.command("verify", no_args_is_help=True, context_settings=_SETTINGS)
+def verify_command(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that partition --out wrote.")],
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Default: the model named in its plan.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="1 runs all stages in one process.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Another schedule than the plan's.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run a package on local processes and compare it with the original model."""
+    with _working():
+        from autopart.plan import Plan
+        from autopart.verify import verify
+
+        plan = Plan.load(directory / "plan.json")
+        loaded = _original(plan, model)
+        _say(f"Running {directory} beside the original model.")
+        inputs = (loaded.args, loaded.kwargs) if _has_rows(loaded, plan) else ((), {})
+        report = verify(directory, loaded.model, *inputs, processes=processes, schedule=schedule)
+    _print(report.to_json() if as_json else str(report))
+    if not report.passed:
+        raise typer.Exit(VerificationError.exit_status)
+
+
 @app.command("devices", context_settings=_SETTINGS)
 def devices_command(as_json: Json = False) -> None:
     """The hardware that plans can be made for, and the GPUs of this machine."""
@@ -150,8 +175,6 @@ def zoo_list_command(
     as_json: Json = False,
 ) -> None:
     """The models of the zoo and their specs."""
-    import dataclasses
-
     from autopart.report.zoo import format_entries
     from autopart.zoo import selected
 
@@ -204,6 +227,35 @@ def _load(spec: str, meta: bool = True) -> LoadedModel:
     for note in loaded.notes:
         _say(f"Note: {note}")
     return loaded
+
+
+def _original(plan: Plan, spec: str | None) -> LoadedModel:
+    """The model that a plan was made for, with real weights, in the plan's dtype."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    try:
+        loaded = _load(spec or plan.model, meta=False)
+    except UsageError as error:
+        if spec is not None:
+            raise
+        hint = "Name it with --model, for instance --model my_model.py:make, or call autopart.verify() in Python."
+        raise UsageError(f"the plan's model {plan.model!r} cannot be built: {error.message}", hint) from error
+    dtype = getattr(torch, plan.dtype)
+
+    def converted(value: Any) -> Any:
+        return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+    args, kwargs = tree_map(converted, (loaded.args, dict(loaded.kwargs)))
+    return dataclasses.replace(loaded, model=loaded.model.to(dtype), args=args, kwargs=kwargs)
+
+
+def _has_rows(loaded: LoadedModel, plan: Plan) -> bool:
+    """Whether the model's own inputs can be the plan's global batch; else random ones of that size are taken."""
+    from torch.utils._pytree import tree_leaves
+
+    rows = plan.strategy.microbatches * plan.strategy.microbatch_size
+    return any(rows in getattr(leaf, "shape", ()) for leaf in tree_leaves((loaded.args, dict(loaded.kwargs))))
 
 
 def _number_or_auto(option: str, text: str) -> int | str:

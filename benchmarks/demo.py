@@ -28,11 +28,10 @@ def show(*command: str, capture: bool = False) -> tuple[str, float]:
     """Print a command and run it; returns its stdout, if captured, and its seconds. Ends the demo if it fails."""
     print(f"\n$ {shlex.join(command)}", flush=True)
     start = time.perf_counter()
-    # One thread for each process: four of them share the cores.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [str(BIN / command[0]), *command[1:]], stdout=subprocess.PIPE if capture else None, text=True, env=environment
-    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}  # the processes share the cores
+    program, *arguments = command
+    stdout = subprocess.PIPE if capture else None
+    done = subprocess.run([str(BIN / program), *arguments], stdout=stdout, text=True, env=environment)
     if done.returncode != 0:
         print(done.stdout or "", file=sys.stderr)
         sys.exit(done.returncode)
@@ -42,44 +41,35 @@ def show(*command: str, capture: bool = False) -> tuple[str, float]:
 def main() -> None:
     shutil.rmtree(FOLDER, ignore_errors=True)
     package, trained = FOLDER / "gpt2", FOLDER / "trained"
-    _, planned_s = show(
-        "autopart", "partition", MODEL, "--gpus", f"{PROCESSES}xCPU", "--stages", str(PROCESSES), "--out", str(package)
-    )
+    devices = ("--gpus", f"{PROCESSES}xCPU", "--stages", str(PROCESSES))
+    _, planned_s = show("autopart", "partition", MODEL, *devices, "--out", str(package))
     text, verified_s = show("autopart", "verify", str(package), "--json", capture=True)
-    checked = json.loads(text)
-    train = ("--optimizer", "adamw", "--lr", "1e-4", "--steps", str(STEPS), "--save", str(trained))
+    train = ("--lr", "1e-4", "--steps", str(STEPS), "--save", str(trained))
     _, trained_s = show("torchrun", "--nproc-per-node", str(PROCESSES), str(package / "train.py"), *train)
 
-    plan = json.loads((package / "plan.json").read_text())
+    plan, checked = json.loads((package / "plan.json").read_text()), json.loads(text)
     losses = [json.loads(line)["loss"] for line in (trained / "log.jsonl").read_text().splitlines()]
-    print()
-    print(
-        tabulate(
-            summary(plan, checked, losses, (planned_s, verified_s, trained_s)), tablefmt="simple", disable_numparse=True
-        )
-    )
+    rows = summary(plan, checked, losses)
+    rows.append(("seconds", f"plan {planned_s:.0f}, verify {verified_s:.0f}, train {trained_s:.0f}"))
+    print("\n" + tabulate(rows, tablefmt="simple", disable_numparse=True))
 
 
-def summary(
-    plan: dict[str, Any], checked: dict[str, Any], losses: list[float], seconds: tuple[float, float, float]
-) -> list[tuple[str, str]]:
+def summary(plan: dict[str, Any], checked: dict[str, Any], losses: list[float]) -> list[tuple[str, str]]:
     """What the demo showed, as rows of two columns."""
-    worst = {name: value for name, value in checked["worst_relative_error"].items() if value is not None}
-    hand = {b["name"]: b["step_time_s"] for b in plan["baselines"] if b["step_time_s"]}
+    worst = max(value for value in checked["worst_relative_error"].values() if value is not None)
     parameters = sum(stage["parameters"] for stage in plan["per_stage"])
+    strategy = plan["strategy"]
+    by_hand = [
+        (f"predicted against {baseline['name']}", f"{baseline['step_time_s'] / plan['step_time_s']:.2f} times as fast")
+        for baseline in plan["baselines"]
+        if baseline["step_time_s"]
+    ]
     return [
-        ("model", f"{plan['model']}, {parameters / 1e6:.1f} M parameters over all stages (a tied one counts in each)"),
-        (
-            "plan",
-            f"{plan['strategy']['stages']} stages, {plan['strategy']['schedule']}, gap {plan['gap'] * 100:.2f} %, {plan['status']}",
-        ),
-        *(
-            (f"predicted against {name}", f"{value / plan['step_time_s']:.2f} times as fast")
-            for name, value in hand.items()
-        ),
-        ("verified", f"{checked['passed']} in {checked['dtype']}, worst relative error {max(worst.values()):.1e}"),
+        ("model", f"{plan['model']}; its stages hold {parameters / 1e6:.1f} M parameters, tied ones in each"),
+        ("plan", f"{strategy['stages']} stages, {strategy['schedule']}, {plan['status']}, gap {plan['gap']:.2%}"),
+        *by_hand,
+        ("verified", f"{checked['passed']}: {checked['dtype']}, worst relative error {worst:.1e}"),
         ("loss", " -> ".join(f"{loss:.3f}" for loss in losses)),
-        ("seconds", "plan {:.0f}, verify {:.0f}, train {:.0f}".format(*seconds)),
         ("package", str(FOLDER / "gpt2")),
     ]
 

@@ -88,6 +88,9 @@ def verify(
             )
             weights = Path(work) / "weights.pt"
             state = {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+            if state.keys() != pipeline.names.keys():
+                other = sorted(state.keys() ^ pipeline.names.keys())[0]
+                raise UsageError(f"the package was made from another model: only one of the two has {other!r}")
             torch.save(state, weights)
             job_file = Path(work) / "job.pt"
             job = {
