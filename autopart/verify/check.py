@@ -15,7 +15,6 @@ from torch import nn
 
 from autopart import codegen
 from autopart.errors import UsageError, VerificationError
-from autopart.runtime.structure import leaves
 from autopart.verify.comparison import TOLERANCES, Comparison
 from autopart.verify.data import make_batches
 from autopart.verify.launch import with_torchrun
@@ -50,8 +49,8 @@ def verify(
     every gradient and buffer in every step, every weight after the last, and the outputs in evaluation mode in their
     original structure. Dropout is set to zero in both, and other random draws are replaced by fixed numbers.
 
-    The comparison is made in the dtype that the package was captured in: rounding hides small faults in float32, so make
-    the package with `partition(..., dtype=torch.float64)` for a sharp one. The model is converted for the time of the run.
+    The comparison is made in the dtype that the package was captured in. Rounding hides small faults in float32: make
+    the package with `partition(..., dtype=torch.float64)` for a sharp one. The model is converted while it runs.
 
     Args:
         package: A folder written by `emit`, or what `partition()` returned (it is then emitted to a temporary folder).

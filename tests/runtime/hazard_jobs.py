@@ -60,31 +60,37 @@ def pipelined(rank: int, hazard: str, schedule: str, without: str | None = None)
     return trace
 
 
-def eager(hazard: str) -> Trace:
-    """The stages called one after the other on each microbatch, copies of tied parameters being one parameter."""
-    pipeline = HAZARDS[hazard]()
+def tied_modules(pipeline: Pipeline) -> dict[int, nn.Module]:
+    """The stages, copies of a tied parameter being one parameter."""
     modules = {s: part.module() for s, part in enumerate(pipeline.stages)}
     for tie in pipeline.ties:
         first_stage, first_name = tie.copies[0]
         for s, name in tie.copies[1:]:
             modules[s].register_parameter(name, modules[first_stage].get_parameter(first_name))
+    return modules
+
+
+def run(
+    pipeline: Pipeline, modules: dict[int, nn.Module], batch: dict[str, torch.Tensor], number: int
+) -> dict[str, torch.Tensor]:
+    """All values of one microbatch."""
+    dims = {i.name: i.batch_dim for i in pipeline.inputs}
+    known = {n: t if dims[n] is None else t.chunk(MICROBATCHES, dims[n])[number] for n, t in batch.items()}
+    for s, part in enumerate(pipeline.stages):
+        values = [known[n].clone() if n in batch else known[n] for n in part.takes]
+        known |= dict(zip(part.gives, modules[s](*values), strict=True))
+    return known
+
+
+def eager(hazard: str) -> Trace:
+    """The stages called one after the other on each microbatch, copies of tied parameters being one parameter."""
+    pipeline = HAZARDS[hazard]()
+    modules = tied_modules(pipeline)
     optimizer = torch.optim.SGD({p: None for m in modules.values() for p in m.parameters()}, LEARNING_RATE)
-
-    def run(batch: dict[str, torch.Tensor], number: int) -> dict[str, torch.Tensor]:
-        known: dict[str, torch.Tensor] = {}
-        dims = {i.name: i.batch_dim for i in pipeline.inputs}
-        for name, tensor in batch.items():
-            dim = dims[name]
-            known[name] = tensor if dim is None else tensor.chunk(MICROBATCHES, dim)[number]
-        for s, part in enumerate(pipeline.stages):
-            values = [known[n].clone() if n in batch else known[n] for n in part.takes]
-            known |= dict(zip(part.gives, modules[s](*values), strict=True))
-        return known
-
     trace: Trace = {}
     for step, batch in enumerate(batches(pipeline)):
         optimizer.zero_grad()
-        losses = [run(batch, number)["loss"] for number in range(MICROBATCHES)]
+        losses = [run(pipeline, modules, batch, number)["loss"] for number in range(MICROBATCHES)]
         torch.stack(losses).mean().backward()
         trace[f"step {step} loss"] = torch.stack(losses).mean().detach()
         note(trace, step, modules)
@@ -92,10 +98,30 @@ def eager(hazard: str) -> Trace:
     for module in modules.values():
         module.eval()
     with torch.no_grad():
-        passes = [run(batches(pipeline)[0], number) for number in range(MICROBATCHES)]
+        passes = [run(pipeline, modules, batches(pipeline)[0], number) for number in range(MICROBATCHES)]
     for i, output in enumerate(pipeline.outputs):
         trace[f"output {i}"] = torch.cat([p[output.value] for p in passes])
     return trace
+
+
+def accumulated(rank: int, hazard: str, schedule: str) -> Trace:
+    """Gradients of one process after two steps without clearing them between."""
+    pipeline = HAZARDS[hazard]()
+    modules = {
+        s: pipeline.stages[s].module() for s in stages_of_process(pipeline, schedule, rank, len(pipeline.stages))
+    }
+    runner = Pipelined(pipeline, modules, schedule=schedule, microbatches=MICROBATCHES, device=torch.device("cpu"))
+    for batch in batches(pipeline):
+        runner.step(batch)
+    return {f"s{s}.{n}": p.grad for s, m in modules.items() for n, p in m.named_parameters()}
+
+
+def accumulated_eagerly(hazard: str) -> Trace:
+    pipeline = HAZARDS[hazard]()
+    modules = tied_modules(pipeline)
+    for batch in batches(pipeline):
+        torch.stack([run(pipeline, modules, batch, m)["loss"] for m in range(MICROBATCHES)]).mean().backward()
+    return {f"s{s}.{n}": p.grad for s, m in modules.items() for n, p in m.named_parameters()}
 
 
 def _plain_gate(token: torch.Tensor, tensors: list[torch.Tensor], carries: list[bool]) -> tuple[torch.Tensor, ...]:
