@@ -221,6 +221,8 @@ class Body:
 
     def _result(self, item: Op | Frame, value: Value, expression: ast.expr) -> ast.expr:
         if isinstance(item, Op) and item.multiple:
+            if isinstance(item.target, str) and self.opaque.is_single(item.target):
+                return expression
             return ast.Subscript(expression, ast.Constant(value.index), ast.Load())
         if isinstance(item, Frame) and len(item.outputs) > 1:
             return ast.Subscript(expression, ast.Constant(item.outputs.index(value)), ast.Load())
@@ -233,7 +235,8 @@ class Body:
             training, evaluation = (self._value(item.args[k]) for k in ("training", "evaluation"))
             return ast.IfExp(_training(), training, evaluation)
         if isinstance(item.target, str):
-            return self.opaque.expression(item, [self._value(v) for v in item.values()])
+            module = self._at(item.within) if item.within is not None else None
+            return self.opaque.expression(item, [self._value(v) for v in item.values()], module)
         position = self.form.op_offsets[item]
 
         def write(name: str, argument: Any) -> Argument:
@@ -304,9 +307,13 @@ class Body:
         return attribute(owner, name)
 
     def _module(self, frame: Frame) -> ast.expr:
+        return self._at(frame.path)
+
+    def _at(self, path: str) -> ast.expr:
+        """The module at a path of the original model, from `self`."""
         here: ast.expr = ast.Name("self", ast.Load())
         module = self.form.module
-        relative = frame.path[len(module.path) :].lstrip(".") if module.path else frame.path
+        relative = path[len(module.path) :].lstrip(".") if module.path else path
         for part in relative.split("."):
             here = self._child(here, module, part)
             module = module.children[part]

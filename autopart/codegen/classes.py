@@ -107,6 +107,8 @@ class ClassWriter:
                 else [n for n, e in child.module.state.items() if e.kind == "parameter" and not e.requires_grad]
             )
             return expression, [lambda here, n=n: [f"{here}.{n}.requires_grad_(False)"] for n in frozen]
+        if child.shape == "opaque":
+            return f"build_opaque({child.module.path!a})", []
         if child.shape == "class":
             assert child.kind is not None
             arguments = []

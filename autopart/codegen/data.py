@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from autopart.codegen.modules import Holding
@@ -32,9 +35,6 @@ def fill_constants(stage: nn.Module) -> None:
         raise RuntimeError(f"{min(missing)} has no value: the model was on the meta device when it was captured")
 '''
 
-# What torch.nn.BatchNorm builds rightly by itself.
-_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
-
 
 def held_by_value(graph: Graph, holding: Holding) -> dict[str, StateEntry]:
     """Name in the stages -> entry of everything that weights and initial draws leave open."""
@@ -42,21 +42,28 @@ def held_by_value(graph: Graph, holding: Holding) -> dict[str, StateEntry]:
     for names in holding.names:
         for name, entry in names.items():
             rule = graph.initialization.get(entry.key)
-            by_value = entry.kind == "constant" or not entry.persistent or (rule is not None and rule[0] == "data")
-            if rule is None and entry.kind == "buffer" and name.rpartition(".")[2] not in _STATISTICS:
-                by_value = True
-            if by_value:
+            by_value = not entry.persistent or rule is None or rule[0] == "data"
+            if by_value and (entry.kind != "parameter" or rule is not None):
                 found[name] = entry
     return found
 
 
-def values(entries: dict[str, StateEntry]) -> dict[str, torch.Tensor]:
+def values(graph: Graph, entries: Mapping[str, StateEntry]) -> dict[str, torch.Tensor]:
     """The tensors themselves, as far as they have values."""
-    kept: dict[str, torch.Tensor] = {}
-    copies: dict[str, torch.Tensor] = {}
-    for name, entry in entries.items():
-        if entry.tensor.device.type != "meta":
-            if entry.key not in copies:
-                copies[entry.key] = entry.tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            kept[name] = copies[entry.key]
-    return kept
+    copies: dict[str, torch.Tensor | None] = {}
+    for entry in entries.values():
+        if entry.key not in copies:
+            copies[entry.key] = _value(entry, graph.initialization.get(entry.key))
+    found = {name: copies[entry.key] for name, entry in entries.items()}
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+
+def _value(entry: StateEntry, rule: Any) -> torch.Tensor | None:
+    tensor = entry.tensor
+    if tensor.device.type != "meta":
+        return tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+    if rule is not None and rule[0] == "data" and len(rule) > 1:
+        return torch.tensor(rule[1], dtype=tensor.dtype).reshape(tensor.shape)
+    if rule is not None and rule[0] == "constant":
+        return torch.full(tensor.shape, rule[1], dtype=tensor.dtype)
+    return None

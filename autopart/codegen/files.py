@@ -16,7 +16,9 @@ from autopart.graph import Graph
 from autopart.plan import Plan, StagePlan
 
 HEADER = "# Written by autopart; see README.md."
-_TAKEN = set(RESERVED) | {"nn", "torch", "F", "OrderedDict", "fill_constants"} | set(dir(builtins))
+_TAKEN = (
+    set(RESERVED) | {"nn", "torch", "F", "OrderedDict", "fill_constants", "build_opaque", "encode"} | set(dir(builtins))
+)
 
 
 def name_classes(kinds: list[ClassKind], roots: list[Module], forms: Forms) -> None:
@@ -55,7 +57,7 @@ def blocks_file(forms: Forms, writer: ClassWriter, graph: Graph) -> str | None:
         f"Blocks of {graph.name} that several stages have. Shapes in comments are those of one microbatch; dtypes that "
         f"are not shown are {_dtype(graph)}."
     )
-    return _module(note, lines, [], {})
+    return _module(note, lines, writer.opaque.imports(), {})
 
 
 def stage_file(
@@ -68,7 +70,6 @@ def stage_file(
     holding: Holding,
     fill: bool,
     notes: list[str],
-    imports: list[str],
 ) -> str:
     """One stage: the classes that it alone has, and its own, which comes last."""
     lines: list[str] = []
@@ -80,7 +81,8 @@ def stage_file(
         lines += ["", "", *writer.write(kind, docstring, ties, is_root and fill)]
     shared = sorted(k.name for k in forms.kinds if len(k.stages) > 1)
     note = f"Stage {stage} of {len(plan.per_stage)} of {graph.name}."
-    return _module(note, lines, imports, {"blocks": shared, **({"constants": ["fill_constants"]} if fill else {})})
+    local = {"blocks": shared, "constants": ["fill_constants"], "opaque": ["build_opaque"]}
+    return _module(note, lines, writer.opaque.imports(), local)
 
 
 def _ties(names: dict[str, object]) -> list[tuple[str, str]]:
@@ -131,7 +133,7 @@ def _dtype(graph: Graph) -> str:
     return str(graph.dtype).removeprefix("torch.")
 
 
-def _module(note: str, lines: list[str], imports: list[str], local: dict[str, list[str]]) -> str:
+def _module(note: str, lines: list[str], imports: dict[str, str], local: dict[str, list[str]]) -> str:
     """A Python file with the imports that its text uses."""
     body = "\n".join(lines)
     used = {n.id for n in ast.walk(ast.parse(body)) if isinstance(n, ast.Name)}
@@ -144,7 +146,8 @@ def _module(note: str, lines: list[str], imports: list[str], local: dict[str, li
     outside += ["from torch.utils.checkpoint import checkpoint"] if "checkpoint" in used else []
     head += outside
     wanted = [f"from {module} import {', '.join(n for n in names if n in used)}" for module, names in local.items()]
-    wanted = [w for w in wanted if not w.endswith("import ")] + imports
+    wanted = [w for w in wanted if not w.endswith("import ")]
+    wanted += [statement for name, statement in imports.items() if name in used]
     if wanted:
         head += ["", *wanted]
     return "\n".join([*head, body, ""])

@@ -36,7 +36,7 @@ class Form:
     Attributes:
         token: Nested tuples of strings; equal tokens mean equal code up to numbers.
         vector: The numbers.
-        shape: How it is built: "leaf", "sequential", "list", "dict", "namespace" or "class".
+        shape: How it is built: "leaf", "opaque", "sequential", "list", "dict", "namespace" or "class".
         offsets: Child name -> where its vector starts in this one; only for children whose numbers are arguments.
         methods: The distinct calls of the module, as its class's methods.
         method_of: Call -> index into `methods`.
@@ -114,7 +114,10 @@ class Forms:
 
     def _form(self, module: Module) -> Form:
         form = self.of[module] = Form(module)
-        leaf = match_leaf(module)
+        if module.opaque:
+            form.shape, form.token = "opaque", ("opaque", module.path)
+            return form
+        leaf = match_leaf(module) if module.path else None
         if leaf is not None:
             _encode_leaf(form, leaf)
             return form

@@ -19,6 +19,7 @@ class Module:
         calls: Every call of it in this stage.
         state: Attribute name -> parameter, buffer or constant that it holds itself.
         children: Attribute name -> module.
+        opaque: Whether it is the user's own module, kept whole.
     """
 
     stage: int
@@ -27,6 +28,7 @@ class Module:
     calls: list[Frame] = field(default_factory=list)
     state: dict[str, StateEntry] = field(default_factory=dict)
     children: dict[str, Module] = field(default_factory=dict)
+    opaque: bool = False
 
     def walk(self) -> Iterator[Module]:
         """Every module below this one, then itself."""
@@ -62,6 +64,8 @@ def hold_state(roots: Sequence[Frame], graph: Graph) -> Holding:
         for frame in root.frames():
             for key, name in frame.state.items():
                 used[stage][f"{frame.path}.{name}" if frame.path else name] = key
+        for path in opaque_paths(root):
+            used[stage] |= {n: e.key for e in graph.state.values() for n in e.names if n.startswith(path + ".")}
     homes = {name for names in used for name in names}
     for entry in graph.state.values():
         if entry.kind == "constant":
@@ -79,6 +83,11 @@ def hold_state(roots: Sequence[Frame], graph: Graph) -> Holding:
             for names in used
         )
     )
+
+
+def opaque_paths(root: Frame) -> list[str]:
+    """Paths of the opaque modules that a stage calls."""
+    return list(dict.fromkeys(op.within for op in root.operations() if op.within is not None))
 
 
 def _nearest_stage(name: str, used: Sequence[Mapping[str, str]]) -> int:
@@ -109,6 +118,8 @@ def build_modules(stage: int, root: Frame, names: Mapping[str, StateEntry], grap
         module.calls.append(frame)
         if frame is not root:
             module.kind = frame.kind
+    for path in opaque_paths(root):
+        find(path).opaque = True
     for name, entry in names.items():
         owner, _, attribute = name.rpartition(".")
         find(owner).state[attribute] = entry

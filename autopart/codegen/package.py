@@ -21,7 +21,7 @@ from autopart.codegen.forms import Forms
 from autopart.codegen.frames import Frame, build_frames
 from autopart.codegen.hints import Hints
 from autopart.codegen.modules import build_modules, hold_state
-from autopart.codegen.opaque import OpaqueCalls
+from autopart.codegen.opaque import OPAQUE_MODULE, OpaqueCalls
 from autopart.codegen.placement import place
 from autopart.codegen.program import build_program
 from autopart.codegen.readme import readme
@@ -116,15 +116,19 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, t
     for s, module in enumerate(modules):
         fill = any(name in by_value for name in holding.names[s])
         notes = ["Recomputation of a part that is not one module call is left out."] if loose[s] else []
-        files[f"stage_{s}.py"] = stage_file(s, module, forms, writer, graph, plan, holding, fill, notes, [])
+        files[f"stage_{s}.py"] = stage_file(s, module, forms, writer, graph, plan, holding, fill, notes)
     files["pipeline.py"] = pipeline_file(graph, plan, program, placement, names, holding, HEADER)
     files["train.py"] = _TRAIN
     if by_value:
         files["constants.py"] = CONSTANTS_MODULE
+    if opaque.modules:
+        files |= {"opaque.py": OPAQUE_MODULE, "opaque.json": opaque.description()}
+    for name, source in opaque.sources.items():
+        files[f"user_code/{name}.py"] = source.read_text(encoding="utf-8")
     files["plan.json"] = plan.to_json()
     files["README.md"] = readme(graph, plan, sorted(files))
     files["ruff.toml"] = f"line-length = {LINE_LENGTH}\n"
-    return files, values(by_value) if by_value else None
+    return files, values(graph, by_value) if by_value else None
 
 
 def _check_target(target: Path) -> None:
@@ -163,6 +167,7 @@ def _hashes(folder: Path) -> dict[str, str]:
 
 def _write(folder: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_text(text, encoding="utf-8", newline="\n")
 
 

@@ -65,7 +65,8 @@ class Op:
     Attributes:
         target: An operator overload, `SELECT`, or the key of an opaque call.
         args: Argument name (of the operator's schema) -> value, constant, switch, or list of them.
-        whole: Whether somebody reads the list of results as a list.
+        multiple: Whether it gives several results.
+        within: For a call of an opaque module, the module's path: the call belongs to the modules around it.
     """
 
     name: str
@@ -76,6 +77,7 @@ class Op:
     results: list[Value] = field(default_factory=list)
     multiple: bool = False
     stage: int = -1
+    within: str | None = None
 
     def values(self) -> list[Value]:
         return list(values_in(self.args))
@@ -94,7 +96,10 @@ class Op:
     def module_calls(self) -> list[tuple[str, str, str]]:
         """(call key, module path, class name), outermost first."""
         stack = self.node.meta.get("nn_module_stack") or {}
-        return [(key, path, class_name(kind)) for key, (path, kind) in stack.items()]
+        calls = [(key, path, class_name(kind)) for key, (path, kind) in stack.items()]
+        if self.within is None:
+            return calls
+        return [c for c in calls if not c[1] or self.within.startswith(c[1] + ".")]
 
 
 @dataclass
@@ -209,6 +214,9 @@ class _Merger:
                     self.of_node[n] = same
             return
         op = Op(self._unique(node.name), node.target, arguments, mode, node)
+        call = self.graph.opaque.get(node.target) if node.op == "call_module" else None  # type: ignore[call-overload]
+        if call is not None and call.kind == "module":
+            op.within = call.path
         val = node.meta.get("val")
         op.multiple = isinstance(val, list | tuple)
         if op.multiple:

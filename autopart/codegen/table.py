@@ -135,7 +135,7 @@ def initialization(graph: Graph) -> dict[str, Any]:
     found = {}
     for key, rule in graph.initialization.items():
         entry = graph.state[key]
-        if entry.persistent and entry.kind != "constant" and rule[0] != "data":
+        if entry.persistent and entry.kind != "constant" and rule[0] in ("normal", "uniform", "constant"):
             found[entry.name] = tuple(rule)
     return found
 
