@@ -37,10 +37,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from ortools.sat.python import cp_model
 
+from autopart.solver.intervals import memory_never_binds
 from autopart.solver.problem import Floats, Problem, members
 
 Linear = cp_model.LinearExpr | int
@@ -100,7 +102,7 @@ class _Program:
     def __init__(self, problem: Problem, cap: float | None, scale: float) -> None:
         self.problem = problem
         self.model = cp_model.CpModel()
-        self.unit = scale / RESOLUTION
+        self.unit = max(scale, 1e-12) / RESOLUTION  # a step of no time at all still needs a unit
         self.last = problem.stages - 1
         self.y = [[self.model.new_bool_var(f"y[{v},{b}]") for b in range(self.last)] for v in range(problem.items)]
         self._add_order()
@@ -108,8 +110,7 @@ class _Program:
             self._fix_windows(cap)
         self.z = [[self._crossing(n, b) for n in range(len(problem.nets))] for b in range(self.last)]
         self.held, self.torn = self._add_states()
-        top = 4 * RESOLUTION if cap is None else math.ceil(cap / self.unit) + 1
-        self.most = self.model.new_int_var(0, max(top, RESOLUTION) * (1 if cap is not None else 10**4), "M")
+        self.most = self.model.new_int_var(0, math.ceil((ceiling(problem) if cap is None else cap) / self.unit), "M")
         self._add_loads()
         self._add_memory()
         objective = self.most + self._fill()
@@ -222,7 +223,7 @@ class _Program:
         for p, own in enumerate(problem.stages_of_process):
             if memory_never_binds(problem, p):
                 continue
-            unit = problem.limits[p] / RESOLUTION
+            unit = max(float(problem.limits[p]), 1.0) / RESOLUTION
 
             def units(values: Floats, variables: Iterable[Linear], unit: float = unit) -> list[Linear]:
                 return [math.floor(c / unit) * x for c, x in zip(values, variables, strict=True) if c >= unit]
@@ -267,16 +268,10 @@ def windows(problem: Problem, cap: float) -> tuple[list[int], list[int]]:
     return earliest, latest
 
 
-def memory_never_binds(problem: Problem, p: int) -> bool:
-    """Whether process p has room for everything at once."""
-    if not np.isfinite(problem.limits[p]):
-        return True
-    most = float(problem.workspace.max())
-    for s in problem.stages_of_process[p]:
-        most += float(problem.saved[s].sum() + problem.state_bytes.sum())
-        most += float(problem.send[s].sum()) if s < problem.stages - 1 else 0.0
-        most += float(problem.receive[s - 1].sum()) if s else 0.0
-    return most <= problem.limits[p]
+def ceiling(problem: Problem) -> float:
+    """No load is larger than this: everything on one process, every net crossing on both its sides."""
+    work = problem.repeat * float(problem.work.max(axis=0).sum() + 2 * problem.transfer.sum())
+    return work + float(problem.update.sum() + problem.sync.sum())
 
 
 def workspace_levels(workspace: Floats) -> list[tuple[float, float]]:
@@ -285,7 +280,7 @@ def workspace_levels(workspace: Floats) -> list[tuple[float, float]]:
     if len(distinct) > WORKSPACE_LEVELS:
         picks = np.linspace(0, len(distinct) - 1, WORKSPACE_LEVELS).astype(int)
         distinct = [distinct[i] for i in picks]
-    return [(level, level - below) for below, level in zip([0.0, *distinct[:-1]], distinct, strict=True)]
+    return [(level, level - below) for below, level in pairwise([0.0, *distinct])]
 
 
 def _last_readers(problem: Problem, readers: Sequence[int]) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from autopart.solver.bounds import simple_bound
-from autopart.solver.integer_program import solve_program
+from autopart.solver.down_sets import solve_down_sets
+from autopart.solver.integer_program import ceiling, solve_program
 from autopart.solver.orders import orders
 from autopart.solver.prefixes import cut_order
 from autopart.solver.problem import Problem
@@ -41,12 +43,9 @@ class Answer:
     stopped_by: Stop
     method: str
 
-    @property
-    def gap(self) -> float:
-        """(value - bound) / value."""
-        if self.assignment is None:
-            return float("inf")
-        return max(0.0, (self.value - self.bound) / self.value) if self.value > 0 else 0.0
+    def open(self, tolerance: float) -> bool:
+        """Whether a plan better by more than the tolerance may exist."""
+        return self.value * (1 - tolerance) > self.bound
 
 
 def search(problem: Problem, tolerance: float, time_limit_s: float, start: Sequence[int] | None = None) -> Answer:
@@ -54,30 +53,56 @@ def search(problem: Problem, tolerance: float, time_limit_s: float, start: Seque
     deadline = time.monotonic() + time_limit_s
     if problem.stages == 1:
         return _single(problem)
-    bound, method = simple_bound(problem), "even shares"
+    bound = simple_bound(problem)
     best, value = first_plan(problem, bound * (1 + tolerance), deadline, start)
-    work = WORK_LIMIT
-    stopped: Stop = "proof"
-    while value * (1 - tolerance) > bound:
+    answer = Answer(best, value, bound, "proof", "even shares")
+    if answer.open(tolerance):
+        answer = _by_down_sets(problem, answer, tolerance)
+    if answer.open(tolerance):
+        answer = _by_program(problem, answer, tolerance, deadline)
+    return answer
+
+
+def _by_down_sets(problem: Problem, answer: Answer, tolerance: float) -> Answer:
+    exact = solve_down_sets(problem, tolerance)
+    if exact is None:
+        return answer
+    assignment, bound = exact
+    return dataclasses.replace(
+        _better(problem, answer, assignment), bound=bound, method="dynamic programming over down-sets"
+    )
+
+
+def _by_program(problem: Problem, answer: Answer, tolerance: float, deadline: float) -> Answer:
+    """Ask for plans better than the best by the tolerance, until it is proven that there are none."""
+    while answer.open(tolerance):
         left = deadline - time.monotonic()
         if left <= 0:
-            stopped = "time limit"
-            break
+            return dataclasses.replace(answer, stopped_by="time limit")
+        none = answer.assignment is None
         # A little above what has to be excluded, so that rounding cannot leave the gap a hair too wide.
-        cap = value * (1 - 0.9 * tolerance) if best is not None else None
-        result = solve_program(problem, cap, value if best is not None else bound or 1.0, left, work, tolerance / 2)
-        if result.bound > bound:
-            bound, method = result.bound, "the integer program"
-        found = score(problem, result.assignment) if result.assignment is not None else None
-        if found is not None and found.fits(problem) and found.step_s < value:
-            best, value = result.assignment, found.step_s
-        elif result.complete:
-            # Solved, and what it found does not hold in floats: no better plan at this resolution.
-            break
-        if not result.complete:
-            stopped = "time limit" if time.monotonic() >= deadline else "work limit"
-            break
-    return Answer(best, value, bound, stopped if value * (1 - tolerance) > bound else "proof", method)
+        cap = None if none else answer.value * (1 - 0.9 * tolerance)
+        scale = ceiling(problem) / 100 if none else answer.value
+        result = solve_program(problem, cap, scale, left, WORK_LIMIT, tolerance / 2)
+        if result.bound > answer.bound:
+            answer = dataclasses.replace(answer, bound=result.bound, method="the integer program")
+        improved = _better(problem, answer, result.assignment)
+        if not result.complete or (improved is answer and answer.open(tolerance)):
+            # Out of time, or solved at the resolution of its integers with nothing that holds in floats.
+            late = time.monotonic() >= deadline
+            return dataclasses.replace(improved, stopped_by="time limit" if late else "work limit")
+        answer = improved
+    return answer
+
+
+def _better(problem: Problem, answer: Answer, assignment: Sequence[int] | None) -> Answer:
+    """The answer with this assignment, if it is valid and faster; else the answer itself."""
+    if assignment is None:
+        return answer
+    result = score(problem, assignment)
+    if result.step_s >= answer.value or not result.fits(problem):
+        return answer
+    return dataclasses.replace(answer, assignment=tuple(assignment), value=result.step_s)
 
 
 def _single(problem: Problem) -> Answer:

@@ -1,0 +1,56 @@
+"""Brute force over every assignment, in plain Python: shares no code with the solver but the Problem's fields."""
+
+import itertools
+import math
+
+
+def value_and_memory(problem, stage):
+    """(step time, bytes of each process, seconds of each process) of an assignment, from the definition."""
+    stages = len(problem.process)
+
+    def crosses(net, b):
+        last = stages - 1 if net.to_end else max([stage[r] for r in net.readers], default=-1)
+        return stage[net.producer] <= b < last
+
+    fill = sum(problem.fill[s][v] for v, s in enumerate(stage))
+    loads = [0.0] * len(problem.limits)
+    memory = [0.0] * len(problem.limits)
+    workspace = [0.0] * len(problem.limits)
+    for b in range(stages - 1):
+        for n, net in enumerate(problem.nets):
+            if crosses(net, b):
+                seconds = problem.transfer[b][n]
+                fill += seconds
+                loads[problem.process[b]] += problem.repeat * seconds
+                loads[problem.process[b + 1]] += problem.repeat * seconds
+                memory[problem.process[b]] += problem.send[b][n]
+                memory[problem.process[b + 1]] += problem.receive[b][n]
+    for v, s in enumerate(stage):
+        p = problem.process[s]
+        loads[p] += problem.repeat * problem.work[s][v]
+        memory[p] += problem.saved[s][v]
+        workspace[p] = max(workspace[p], problem.workspace[v])
+    for r, users in enumerate(problem.users):
+        holders = {stage[v] for v in users}
+        for s in holders:
+            loads[problem.process[s]] += problem.update[s][r] + (problem.sync[s][r] if len(holders) > 1 else 0.0)
+            memory[problem.process[s]] += problem.state_bytes[r]
+    totals = [m + w for m, w in zip(memory, workspace, strict=True)]
+    return problem.fill_weight * fill + max(loads), totals, loads
+
+
+def legal(problem, stage):
+    if set(stage) != set(range(len(problem.process))):
+        return False
+    return all(stage[net.producer] <= stage[r] for net in problem.nets for r in net.readers)
+
+
+def optimum(problem):
+    """The least step time over all legal assignments that fit; infinite if there is none."""
+    best = math.inf
+    for stage in itertools.product(range(len(problem.process)), repeat=problem.work.shape[1]):
+        if legal(problem, stage):
+            value, memory, _ = value_and_memory(problem, stage)
+            if value < best and all(m <= limit for m, limit in zip(memory, problem.limits, strict=True)):
+                best = value
+    return best

@@ -1,0 +1,65 @@
+"""The search finds the optimum, and never claims a bound above it: against brute force on small random problems."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_oracle import legal, optimum, value_and_memory
+from random_problems import random_problem
+
+from autopart.solver.bounds import simple_bound
+from autopart.solver.down_sets import solve_down_sets
+from autopart.solver.integer_program import ceiling, solve_program
+from autopart.solver.score import score
+from autopart.solver.search import search
+
+EXACT = 1e-4
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9))
+def test_the_search_finds_the_optimum_and_proves_it(seed):
+    problem = random_problem(seed)
+    best = optimum(problem)
+    answer = search(problem, EXACT, 30.0)
+    if math.isinf(best):
+        assert answer.assignment is None
+        assert answer.bound == math.inf
+        return
+    assert legal(problem, answer.assignment)
+    value, memory, _ = value_and_memory(problem, answer.assignment)
+    assert all(m <= limit for m, limit in zip(memory, problem.limits, strict=True))
+    assert answer.value == pytest.approx(value, rel=1e-12)
+    assert best <= value * (1 + 1e-12) <= best * (1 + 2 * EXACT)
+    assert answer.bound <= best * (1 + 1e-9)
+    assert answer.stopped_by == "proof"
+    assert simple_bound(problem) <= best * (1 + 1e-9)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9))
+def test_the_two_exact_methods_agree(seed):
+    problem = random_problem(seed, schedule="1f1b")
+    assignment, bound = solve_down_sets(problem, EXACT)
+    program = solve_program(problem, None, ceiling(problem) / 100, 30.0, 10.0, EXACT / 10)
+    if assignment is None:
+        assert bound == math.inf
+        assert program.complete and program.bound == math.inf
+        return
+    value = score(problem, assignment).step_s
+    assert bound * (1 - 1e-12) <= value <= bound * (1 + 2 * EXACT)
+    assert program.bound <= value * (1 + 1e-9)
+    assert score(problem, program.assignment).step_s == pytest.approx(value, rel=3 * EXACT)
+
+
+def test_a_problem_solved_twice_gives_the_same_plan():
+    problem = random_problem(7, items=8, stages=3, schedule="1f1b", tight=False)
+    assert search(problem, EXACT, 30.0) == search(problem, EXACT, 30.0)
+
+
+def test_an_exhausted_time_limit_is_said_and_the_bound_still_holds():
+    problem = random_problem(11, items=8, stages=3, schedule="1f1b", tight=False)
+    answer = search(problem, 0.0, 1e-9)
+    assert answer.assignment is not None
+    assert answer.bound <= optimum(problem) * (1 + 1e-9)
