@@ -6,7 +6,7 @@ resident anyway and never counted.
 
 Time: the node's kernels on the roofline of each device. Two costs of the backward pass belong to no operator and are
 charged where they arise: adding up the gradients of a value with several readers (to the value), and adding a weight
-gradient to `.grad` (to the node that uses the weight).
+gradient to `.grad` (to the node that uses the weight). A node in a checkpointed region runs forward once more.
 """
 
 from __future__ import annotations
@@ -127,9 +127,10 @@ class _Walk:
                         seconds(work.backward_input, device),
                     )
                 forward, backward, backward_input = priced[id(outcome)]
+            again = forward if backward and node.meta.get("checkpoint") is not None else 0.0
             times[node.name] = NodeTime(
                 forward_s=forward,
-                backward_input_s=backward_input + seconds(self._sums.get(node.name, ()), device),
+                backward_input_s=again + backward_input + seconds(self._sums.get(node.name, ()), device),
                 # A kernel that makes both gradients at once leaves little for the weight's.
                 backward_weight_s=max(0.0, backward - backward_input)
                 + seconds(self._accumulations.get(node.name, ()), device),

@@ -155,13 +155,16 @@ class Runner:
                 value = _function(call.target, self._kind)(*args, **kwargs)
             weight = bool(call.tensors) and all(spec.weight for spec in call.tensors)
             results = pytree.tree_map_only(torch.Tensor, lambda tensor: _result(tensor, places, weight), value)
+            for size in counter.workspaces if saved else ():
+                saved[Place("new", len(places.new_bytes))] = None
+                places.new_bytes.append(size)
             kept = sum(places.new_bytes[place.index] for place in saved if place.of == "new")
             return Outcome(
                 results=results,
                 new_bytes=tuple(places.new_bytes),
                 saved=tuple(saved),
                 work=Work(tuple(counter.kernels)),
-                temporary_bytes=max(0, counter.peak_bytes - kept),
+                temporary_bytes=max(0, counter.peak_bytes + sum(counter.workspaces) - kept),
             )
 
     def _backward(self, call: Call) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...], int]:
@@ -252,12 +255,13 @@ class _Places:
 def _materialize(call: Call, device: str) -> tuple[list[torch.Tensor], Any, Any]:
     """Fake leaves for the tensor arguments, and (args, kwargs) made from them."""
     leaves: list[torch.Tensor] = []
+    in_place = call.target._schema.is_mutable if hasattr(call.target, "_schema") else True
 
     def tensor(spec: TensorSpec) -> torch.Tensor:
         leaf = torch.empty_strided(spec.shape, spec.stride, dtype=spec.dtype, device=device)
         leaf.requires_grad_(spec.requires_grad and call.grad)
         leaves.append(leaf)
-        return _Identity.apply(leaf) if leaf.requires_grad else leaf
+        return _Identity.apply(leaf) if leaf.requires_grad and in_place else leaf
 
     def argument(leaf: Any) -> Any:
         if isinstance(leaf, TensorSpec):

@@ -73,6 +73,21 @@ EXTRA_FLOPS: dict[Any, Callable[..., int]] = {
     aten.mkldnn_rnn_layer: _mkldnn_rnn,
 }
 
+
+def _mkldnn_rnn_workspace(input: torch.Tensor, *arguments: Any, **_: Any) -> int:
+    """oneDNN's for an LSTM layer: four gates for each step, and five and a half copies of its states."""
+    steps, rows, hidden = input.shape[0], input.shape[1], arguments[4].shape[-1]
+    gates, state = 16 * steps * rows * hidden, 4 * (steps + 1) * rows * hidden
+    return _pages(gates) + 5 * _pages(2 * state) + _pages(state)
+
+
+def _pages(size: int) -> int:
+    return -(-size // 4096) * 4096
+
+
+# What an operator keeps for its backward in a buffer that its fake implementation leaves empty.
+WORKSPACES: dict[Any, Callable[..., int]] = {aten.mkldnn_rnn_layer: _mkldnn_rnn_workspace}
+
 # Operator packet -> family; everything else is "pointwise" if it computes nothing that is counted.
 FAMILIES_OF: dict[str, str] = {
     "mm": "matmul",
@@ -124,13 +139,20 @@ FREE |= {"_unsafe_view", "_reshape_alias"}
 
 
 class KernelCounter(TorchDispatchMode):
-    """Records the kernels of the code run inside it, and the most bytes of new storages that were alive at once."""
+    """Records the kernels of the code run inside it.
+
+    Attributes:
+        kernels: In the order in which they ran.
+        peak_bytes: The most bytes of new storages that were alive at once.
+        workspaces: Sizes of the buffers that the kernels keep for their backward without showing them.
+    """
 
     def __init__(self, present: Iterable[torch.Tensor] = ()) -> None:
         """Args: present: Tensors that are there before the run."""
         super().__init__()
         self.kernels: list[Kernel] = []
         self.peak_bytes = 0
+        self.workspaces: list[int] = []
         self._live_bytes = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in present}
 
@@ -142,6 +164,8 @@ class KernelCounter(TorchDispatchMode):
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         for output in outputs:
             self._allocate(output)
+        if func.overloadpacket in WORKSPACES:
+            self.workspaces.append(WORKSPACES[func.overloadpacket](*args, **kwargs))
         # What gives no tensor only asks for a property (a size, a device).
         if outputs and func.overloadpacket.__name__ not in FREE:
             self.kernels.append(_kernel(func, args, kwargs, result, outputs))

@@ -108,6 +108,25 @@ def test_every_saved_storage_has_its_owner_and_its_savers() -> None:
     assert [names[saver] for saver in mul.savers] == ["aten.linear.default"]
 
 
+@pytest.mark.parametrize("sizes_of", [(5, 4, 8, 16), (32, 8, 64, 64), (7, 3, 12, 20)])
+def test_the_hidden_workspace_of_an_lstm_is_counted(sizes_of: tuple[int, int, int, int]) -> None:
+    """Its size is an estimate: oneDNN pads rows whose size is no multiple of its vectors."""
+    steps, rows, inputs, hidden = sizes_of
+    model = nn.LSTM(inputs, hidden)
+    x = torch.randn(steps, rows, inputs)
+
+    class First(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = model
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)[0]
+
+    costs = profile(trace(First(), (x,), check=False, batch_dims={"x": 1}), CPU)
+    assert sum(sizes(costs)) == pytest.approx(sum(eager_saved_bytes(First(), {"x": x})), rel=0.3)
+
+
 def test_state_is_never_counted_as_saved() -> None:
     costs, graph = costs_of(lambda m, x: m.second(m.first(x)))
     state = {node.name for node in graph.primary.graph.nodes if node.op == "get_attr"}

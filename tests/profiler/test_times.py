@@ -10,6 +10,7 @@ import pytest
 import torch
 from examples import EXAMPLES, eager_flops, gpt2, peak_bytes, traced
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from autopart.cluster import Cluster
 from autopart.graph import Graph, OpaqueCall
@@ -180,6 +181,25 @@ def test_a_shared_value_pays_for_adding_up_its_gradients() -> None:
     linear = next(node.name for node in graph.primary.calls if "linear" in str(node.target))
     # Two additions of 64 KiB tensors (read, read, write) at less than 10 GB/s.
     assert costs.times["CPU"][linear].backward_input_s > 2 * 3 * 65536 / 10e9
+
+
+def test_a_checkpointed_region_pays_for_its_second_forward() -> None:
+    class Model(nn.Module):
+        def __init__(self, again: bool) -> None:
+            super().__init__()
+            self.layer, self.again = nn.Linear(64, 64), again
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return checkpoint(torch.tanh, y, use_reentrant=False) if self.again else torch.tanh(y)
+
+    backward = {}
+    for again in (False, True):
+        graph = trace(Model(again), (torch.randn(256, 64),), check=False)
+        tanh = next(node.name for node in graph.primary.calls if node.target is aten.tanh.default)
+        time = profile(graph, Cluster.parse("CPU")).times["CPU"][tanh]
+        backward[again] = time.backward_input_s - again * time.forward_s
+    assert backward[True] == pytest.approx(backward[False])
 
 
 @pytest.mark.parametrize(
