@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 
 from autopart.graph import StateEntry
+from autopart.tracer.aliases import storage, storage_names
 from autopart.tracer.effects import mutated
 
 Flags = bool | list[bool]
@@ -47,20 +47,6 @@ def stamp_requires_grad(graph: fx.Graph, state: Mapping[str, StateEntry]) -> Non
                             and other.op == "call_function"
                         ):
                             other.meta["requires_grad"] = not _detached(other)
-
-
-def storage(value: Any) -> Any:
-    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else None
-
-
-def storage_names(graph: fx.Graph) -> dict[Any, list[fx.Node]]:
-    """Nodes by the storage of their (fake) value: views and aliases of one another, in program order."""
-    names: dict[Any, list[fx.Node]] = defaultdict(list)
-    for node in graph.nodes:
-        values = node.meta.get("val")
-        for mark in {storage(v) for v in (values if isinstance(values, (list, tuple)) else [values])} - {None}:
-            names[mark].append(node)
-    return names
 
 
 def _can_require_grad(value: Any) -> bool:

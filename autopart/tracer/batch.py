@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from autopart.errors import UsageError
 from autopart.runtime.structure import decode, encode, omitted
 from autopart.tracer.call import Call, read_call
+from autopart.tracer.quiet import quiet
 from autopart.tracer.snapshot import unmarked
 
 Dims = tuple[int | None, ...]
@@ -249,27 +248,31 @@ class _Trials:
                 "Pass example inputs with which model(*example_inputs, **example_kwargs) runs.",
             ) from None
 
-    def _outputs(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _outputs(
+        self, tensors: Sequence[torch.Tensor], state: Mapping[str, torch.Tensor] | None = None
+    ) -> list[torch.Tensor]:
+        """Tensors of the model's result in evaluation mode, with other parameters and buffers where given."""
         args, kwargs, *_ = decode(self.call.structure, tensors)
         flags = {m: m.training for m in self.model.modules()}
         self.model.eval()
         try:
-            with torch.no_grad(), unmarked(self.model, values=self.with_values):
-                result = self.model(*args, **kwargs)
+            with torch.enable_grad(), unmarked(self.model, values=True):
+                result = torch.func.functional_call(self.model, dict(state or {}), args, kwargs)
         finally:
             for module, flag in flags.items():
                 module.training = flag
         return encode(result, "", omitted)[1]
 
     def _shapes(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-        mode: AbstractContextManager[Any] = nullcontext()
-        if self.on_meta:
-            tensors = [t.to("meta") for t in tensors]
-        elif not self.with_values:
-            mode = fake = FakeTensorMode(allow_non_fake_inputs=True)
-            tensors = [fake.from_tensor(t.detach()) for t in tensors]
-        with mode, quiet("torch._subclasses.fake_tensor"):
-            return [tuple(t.shape) for t in self._outputs(tensors)]
+        with quiet():
+            if self.on_meta:
+                return [tuple(t.shape) for t in self._outputs([t.to("meta") for t in tensors])]
+            if self.with_values:
+                return [tuple(t.shape) for t in self._outputs(tensors)]
+            with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+                state = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+                fakes = {name: mode.from_tensor(t) for name, t in state.items()}
+                return [tuple(t.shape) for t in self._outputs([mode.from_tensor(t.detach()) for t in tensors], fakes)]
 
     def follow(self, dims: Dims) -> Dims | None:
         """Row dimension of each output when the inputs have twice the rows; None if an output does not follow."""
@@ -298,7 +301,6 @@ class _Trials:
         rows = next(t.shape[d] for t, d in zip(self.call.tensors, dims, strict=True) if d is not None)
         if self.on_meta or rows < 2:
             return True
-        before, self.with_values = self.with_values, True
         try:
             start = time.perf_counter()
             alone = self._outputs(resize(self.call.tensors, dims, 1))
@@ -308,28 +310,14 @@ class _Trials:
             together, again = self._outputs(pair), self._outputs(pair)
         except Exception:
             return True
-        finally:
-            self.with_values = before
         for dim, two, same, one in zip(outputs, together, again, alone, strict=True):
             if dim is None or not (two.is_floating_point() or two.is_complex()) or not torch.equal(two, same):
                 continue
-            wanted = two.narrow(dim, 0, 1)
+            wanted, one = two.detach().narrow(dim, 0, 1), one.detach()
             scale = float(wanted.abs().max()) if wanted.numel() else 0.0
             if wanted.numel() and float((wanted - one).abs().max()) > ROW_TOLERANCE * max(scale, 1e-6):
                 return False
         return True
-
-
-@contextmanager
-def quiet(name: str) -> Iterator[None]:
-    """Silence a logger of torch's that reports what is about to be tried in another way."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 def _first_line(error: Exception) -> str:

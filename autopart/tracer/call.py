@@ -129,11 +129,17 @@ class Recording:
     loss_name: str | None = None
     reassigned: list[str] = field(default_factory=list)
     omitted: dict[str, str] = field(default_factory=dict)
+    copied_inputs: list[str] = field(default_factory=list)
     error: Exception | None = None
 
     def sentences(self) -> list[str]:
         """For the person who reads the plan."""
-        return [f"the result's {path} ({kind}) is not given back by the package" for path, kind in self.omitted.items()]
+        found = [
+            f"the result's {path} ({kind}) is not given back by the package" for path, kind in self.omitted.items()
+        ]
+        return found + [
+            f"forward changes the input {n!r}; the package changes a copy of it" for n in self.copied_inputs
+        ]
 
 
 class FlatCall(nn.Module):

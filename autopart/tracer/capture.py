@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,8 +17,10 @@ from autopart.tracer.errors import Uncapturable
 from autopart.tracer.lower import Lowering, module_of
 from autopart.tracer.opaque import OpaqueModule, Pending
 from autopart.tracer.patches import Watch
+from autopart.tracer.quiet import quiet
 from autopart.tracer.record import record_opaque_calls
 from autopart.tracer.sideeffects import PythonState
+from autopart.tracer.snapshot import unmarked
 from autopart.tracer.state import StateTable
 
 # A model that needs more modules kept whole than this is not worth splitting.
@@ -135,8 +136,7 @@ class Capturer:
         )
         flat.training = train_mode
         opaque_calls.PENDING.clear()
-        with watch.around_export(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with unmarked(self.model, values=True), watch.around_export(), quiet():
             try:
                 program = torch.export.export(flat, tuple(t.detach() for t in self.call.tensors), strict=False)
             except Exception:
@@ -150,7 +150,9 @@ class Capturer:
             self.suspects = python_state
             return self._attempt(train_mode, deny_export)
         rewrite = _Rewriting(self.calls)
-        graph = Lowering(program, self.state, self.call.names, record.reassigned, rewrite).run()
+        lowering = Lowering(program, self.state, self.call.names, record.reassigned, rewrite)
+        graph = lowering.run()
+        record.copied_inputs = lowering.copied_inputs
         self.calls |= rewrite.calls
         return graph, record
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from torch import fx
 
-from autopart.tracer.autograd import storage, storage_names
+from autopart.tracer.aliases import storage, storage_names
 from autopart.tracer.effects import mutated
 
 

@@ -24,22 +24,32 @@ def run_capture(
     """
     values: dict[fx.Node, Any] = {}
     given = iter(inputs)
-    for node in capture.graph.nodes:
-        if node.op == "placeholder":
-            values[node] = next(given)
-        elif node.op == "get_attr":
-            key = str(node.target)
-            values[node] = state[key] if state is not None and key in state else graph.state[key].tensor
-        elif node.op == "output":
-            return list(map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
-        else:
-            args = map_arg(node.args, values.__getitem__)
-            kwargs = map_arg(dict(node.kwargs), values.__getitem__)
-            with ExitStack() as contexts:
-                if not node.meta["grad_enabled"]:
-                    contexts.enter_context(torch.no_grad())
-                for device, dtype in node.meta["autocast"]:
-                    contexts.enter_context(torch.autocast(device, dtype))
+    contexts = ExitStack()
+    inside: Any = None
+    with contexts:
+        for node in capture.graph.nodes:
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "get_attr":
+                key = str(node.target)
+                values[node] = state[key] if state is not None and key in state else graph.state[key].tensor
+            elif node.op == "output":
+                return list(map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
+            else:
+                # One context for a run of nodes, as in the user's code: autocast keeps the casts of weights until it ends.
+                wanted = (node.meta["grad_enabled"], node.meta["autocast"])
+                if wanted != inside:
+                    contexts.close()
+                    enter(contexts, *wanted)
+                    inside = wanted
                 target = graph.opaque[str(node.target)].call if node.op == "call_module" else node.target
-                values[node] = target(*args, **kwargs)
+                args = map_arg(node.args, values.__getitem__)
+                values[node] = target(*args, **map_arg(dict(node.kwargs), values.__getitem__))
     raise AssertionError("a graph ends in its output node")
+
+
+def enter(contexts: ExitStack, grad_enabled: bool, autocast: Sequence[tuple[str, torch.dtype]]) -> None:
+    """Enter the contexts that nodes were made in."""
+    contexts.enter_context(torch.set_grad_enabled(grad_enabled))
+    for device, dtype in autocast:
+        contexts.enter_context(torch.autocast(device, dtype))

@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
-from autopart.tracer.effects import has_effect
+from autopart.tracer.aliases import storage, storage_names
+from autopart.tracer.effects import has_effect, mutated
 from autopart.tracer.errors import Uncapturable
 from autopart.tracer.stamps import STAMP, Stamp
 from autopart.tracer.state import StateTable
@@ -58,6 +59,7 @@ class Lowering:
         self.graph = fx.Graph()
         self.env: dict[fx.Node, Any] = {}
         self.attributes: dict[str, fx.Node] = {}
+        self.copied_inputs: list[str] = []
 
     def run(self) -> fx.Graph:
         """The clean graph; its output node holds the flat outputs, without the values of reassigned buffers.
@@ -71,6 +73,7 @@ class Lowering:
                 self._node(node, self.program.graph_module)
         self._output()
         remove_dead_code(self.graph)
+        self.copied_inputs = copy_changed_inputs(self.graph)
         return self.graph
 
     def _placeholders(self) -> None:
@@ -202,6 +205,25 @@ class Lowering:
         self.graph.output(tuple(values[:count]))
 
 
+def copy_changed_inputs(graph: fx.Graph) -> list[str]:
+    """Let the graph work on copies of inputs that it changes in place: microbatches are parts of the caller's tensors.
+
+    Returns:
+        Names of the inputs.
+    """
+    names = storage_names(graph)
+    changed = {storage(t.meta["val"]) for node in graph.nodes for t in mutated(node)}
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    found = [n for n in inputs if any(h is n for mark in changed for h in names.get(mark, ()))]
+    first = next(n for n in graph.nodes if n.op != "placeholder")
+    for node in found:
+        with graph.inserting_before(first):
+            copy = graph.call_function(aten.clone.default, (node,))
+        copy.meta = {**node.meta, "val": node.meta["val"].clone()}
+        node.replace_all_uses_with(copy, delete_user_cb=lambda user, copy=copy: user is not copy)
+    return [n.name for n in found]
+
+
 def module_of(node: fx.Node) -> str | None:
     """Path of the innermost module that a node of the exported graph was made in; None outside the model."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
@@ -213,6 +235,8 @@ def refuse_symbols(node: fx.Node) -> None:
     """Sizes that depend on the data cannot be planned."""
     values = node.meta.get("val")
     for value in values if isinstance(values, (list, tuple)) else [values]:
+        if isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise Uncapturable(module_of(node), "torch.func or torch.vmap is used")
         symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
         if symbolic or (isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in value.shape)):
             raise Uncapturable(module_of(node), f"{node.target} makes a size or number that depends on the data")

@@ -33,6 +33,7 @@ from autopart.tracer.snapshot import HOOK_TABLES
 from autopart.tracer.stamps import stamped_nodes
 from autopart.tracer.state import registered
 
+READ_DATA, WRITE_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
 CHECKPOINT_OPTIONS = (
     "use_reentrant",
     "preserve_rng_state",
@@ -111,14 +112,22 @@ def stubbed(opaque: OpaqueModule) -> Iterator[None]:
 
 
 class _ParameterBypass(TorchFunctionMode):
-    """Replaces a registered tensor that was reached past its module (a plain list, a closure) by what the trace put there."""
+    """Replaces a registered tensor that was reached past its module (a plain list, a closure) by what the trace put there.
+
+    `tensor.data`, which export cannot see through, is read as `tensor.detach()`.
+    """
 
     def __init__(self, owners: dict[int, tuple[nn.Module, str]]) -> None:
         super().__init__()
         self.owners = owners
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*self._swap(args), **{k: self._swap(v) for k, v in (kwargs or {}).items()})
+        args = self._swap(args)
+        if func == READ_DATA:
+            return args[0].detach()
+        if func == WRITE_DATA:
+            raise Uncapturable(None, "it assigns to the .data of a tensor")
+        return func(*args, **{k: self._swap(v) for k, v in (kwargs or {}).items()})
 
     def _swap(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
