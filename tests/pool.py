@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 GROUP_TIMEOUT_S = 60
-GRACE_AFTER_FAILURE_S = 3.0
+GRACE_AFTER_FAILURE_S = 10.0
 
 
 class JobError(Exception):
@@ -39,7 +39,9 @@ class Pool:
     """Runs `function(rank, *args)` in `count` processes with a gloo process group between them."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
+        # Workers are forked from one process that has imported torch and started no threads.
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["torch", "torch.distributed.pipelining"])
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._workers: list[tuple[Any, Connection]] = []
         self._jobs = 0
@@ -85,9 +87,7 @@ class Pool:
     def close(self) -> None:
         for process, connection in self._workers:
             connection.close()
-            process.join(timeout=5)
-            if process.is_alive():
-                process.kill()
+            process.kill()
 
     def _start(self) -> tuple[Any, Connection]:
         ours, theirs = self._context.Pipe()
