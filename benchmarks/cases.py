@@ -1,9 +1,9 @@
 """Hard small models from a folder: which of them `verify` passes, and why each other does not.
 
-Every file of the folder has `make() -> (model, args, kwargs)`. Each model is planned for 2 and for 3 processes, emitted, and
-verified in training and evaluation on real processes, in its own dtype and, with `--dtype float64`, converted.
+Every file of the folder has `make() -> (model, args, kwargs)`. Each model is planned for 2 and for 3
+processes, emitted, and verified in training and evaluation on real processes, in its own dtype or in that of `--dtype`.
 
-    python -m benchmarks.cases FOLDER [--processes 2 3] [--schedule 1f1b] [--dtype float64] [--only PATTERN] [--json FILE]
+    python -m benchmarks.cases FOLDER [--processes 2 3] [--schedule 1f1b] [--dtype float64] [--json FILE]
 """
 
 from __future__ import annotations
