@@ -13,16 +13,23 @@ from typing import Any
 
 import torch
 
-from autopart.codegen.forms import ClassKind, Forms, frame_context, frame_mode
+from autopart.codegen.forms import ClassKind, Form, Forms, frame_context, frame_mode
 from autopart.codegen.frames import Frame
 from autopart.codegen.hints import Hints
 from autopart.codegen.loops import Loop, find_loops
-from autopart.codegen.names import RESERVED, attribute, text
-from autopart.codegen.program import SELECT, Context, Op, Switch, Value, is_pure
+from autopart.codegen.modules import Module
+from autopart.codegen.names import attribute, text
+from autopart.codegen.program import SELECT, Context, Op, Switch, Value, is_mutating, is_pure
 from autopart.codegen.spelling import Argument, Symbol, spell
 
 WIDTH = 120
+# Room for indentation and "  # ".
+MARGIN = 20
 MAX_INLINED = 6
+# How far apart an operation and the one it is written inside may stand.
+MAX_SPAN = 200
+# Operators whose spelling does not have the arguments in the order of the schema.
+REORDERED = ("aten.rsub", "aten.embedding", "aten.batch_norm")
 
 Item = Op | Frame | Loop
 
@@ -47,6 +54,26 @@ def item_uses(item: Item) -> list[Value]:
 
 def item_defines(item: Item) -> list[Value]:
     return item.results if isinstance(item, Op) else item.outputs
+
+
+def is_pure_item(item: Item) -> bool:
+    return isinstance(item, Op) and is_pure(item)
+
+
+def _keeps_order(items: list[Item]) -> bool:
+    """Whether one expression, evaluated from left to right, runs the items in the order they stand in."""
+    maker = {v: item for item in items for v in item_defines(item)}
+    order: list[Item] = []
+
+    def visit(item: Item) -> None:
+        for value in item_uses(item):
+            if value in maker and maker[value] not in order:
+                visit(maker[value])
+        order.append(item)
+
+    visit(items[-1])
+    reordered = any(isinstance(i, Op) and str(i.target).startswith(REORDERED) for i in items)
+    return order == items and not reordered
 
 
 def item_mode(item: Item) -> str:
@@ -100,9 +127,8 @@ class Body:
         outputs = set(self.call.outputs)
         impure = [0]
         for item in items:
-            impure.append(impure[-1] + (not (isinstance(item, Op) and is_pure(item))))
+            impure.append(impure[-1] + (not is_pure_item(item)))
         final = list(range(len(items)))
-        size = [0] * len(items)
         for i in range(len(items) - 1, -1, -1):
             item = items[i]
             results = [v for v in item_defines(item) if v in readers or v in outputs]
@@ -110,14 +136,21 @@ class Body:
                 continue
             reader = readers[results[0]][0]
             target = final[reader]
-            if self._can_inline(item, items[reader], items, i, reader, target, impure) and size[target] < MAX_INLINED:
+            if target - i > MAX_SPAN:
+                continue
+            group = [j for j in range(i + 1, target + 1) if final[j] == target]
+            if len(group) > MAX_INLINED or not self._can_inline(item, items[reader], items[target]):
+                continue
+            crosses = impure[target] - impure[i + 1] > 0 or not is_pure_item(item)
+            if not crosses or (
+                group == list(range(i + 1, target + 1)) and _keeps_order([items[j] for j in [i, *group]])
+            ):
                 final[i] = target
-                size[target] += 1
         statements = []
         for i, item in enumerate(items):
             if final[i] != i:
                 continue
-            inside = [items[j] for j in range(i) if final[j] == i] if size[i] else []
+            inside = [items[j] for j in range(max(0, i - MAX_SPAN), i) if final[j] == i]
             hidden = {v for other in inside for v in item_defines(other)}
             uses = [v for other in [*inside, item] for v in item_uses(other) if v not in hidden]
             context = next((c for other in [item, *inside] if (c := item_context(other)) is not None), None)
@@ -126,16 +159,11 @@ class Body:
             statements.append(Statement(item, uses, item_defines(item), item_mode(item), context, set(inside)))  # type: ignore[arg-type]
         return statements
 
-    def _can_inline(
-        self, item: Item, reader: Item, items: list[Item], at: int, reader_at: int, target: int, impure: list[int]
-    ) -> bool:
-        if isinstance(item, Loop) or isinstance(reader, Loop) or isinstance(items[target], Loop):
+    def _can_inline(self, item: Item, reader: Item, target: Item) -> bool:
+        """Whether one line of source, one mode and one context hold both; order is checked by the caller."""
+        if any(isinstance(i, Loop) for i in (item, reader, target)):
             return False
-        if isinstance(item, Frame) and (reader_at != at + 1 or target != reader_at):
-            return False
-        if isinstance(item, Op) and (not is_pure(item) or item.target == SELECT):
-            return False
-        if impure[target] - impure[at + 1] > 0:
+        if isinstance(item, Op) and (is_mutating(item.target) or isinstance(item.target, str)):
             return False
         mode, reader_mode = item_mode(item), item_mode(reader)
         if isinstance(reader, Op) and reader.target == SELECT:
@@ -169,7 +197,7 @@ class Body:
     def _assign_name(self, value: Value, index: int, item: Item) -> str:
         base = self.hints.name(value, self.call, item)
         number, name = 1, base
-        while name in RESERVED or (name in self.holder and self.last_use.get(self.holder[name], -1) > index):
+        while name in self.hints.reserved or (name in self.holder and self.last_use.get(self.holder[name], -1) > index):
             number += 1
             name = f"{base}_{number}"
         self.names[value] = name
@@ -298,13 +326,8 @@ class Body:
             module = module.children[part]
         return attribute(here, parts[-1])
 
-    def _child(self, owner: ast.expr, module: Any, name: str) -> ast.expr:
-        shape = self.forms.of[module].shape
-        if shape in ("list", "sequential") and list(module.children) == [str(i) for i in range(len(module.children))]:
-            return ast.Subscript(owner, ast.Constant(int(name)), ast.Load())
-        if shape == "dict":
-            return ast.Subscript(owner, text(name), ast.Load())
-        return attribute(owner, name)
+    def _child(self, owner: ast.expr, module: Module, name: str) -> ast.expr:
+        return child_of(owner, self.forms.of[module], name)
 
     def _module(self, frame: Frame) -> ast.expr:
         return self._at(frame.path)
@@ -367,6 +390,16 @@ class Body:
         return [*before, ast.For(loop.target(variable), loop.iterable(container), body, [], lineno=0)]
 
 
+def child_of(owner: ast.expr, form: Form, name: str) -> ast.expr:
+    """How code reaches a child of a module that was built in the way `form` says."""
+    children = list(form.module.children)
+    if form.shape in ("list", "sequential") and children == [str(i) for i in range(len(children))]:
+        return ast.Subscript(owner, ast.Constant(int(name)), ast.Load())
+    if form.shape == "dict":
+        return ast.Subscript(owner, text(name), ast.Load())
+    return attribute(owner, name)
+
+
 class _Writer:
     """Collects statements, with `if self.training:` and `with` blocks round those that need them."""
 
@@ -420,8 +453,14 @@ def _with_comment(statement: ast.stmt, comment: str | None) -> list[str]:
     if comment is None:
         return lines
     if isinstance(statement, ast.For):
-        return [*lines[:-1], f"{lines[-1]}  # {comment}"]
-    if len(lines) == 1 and len(lines[0]) + len(comment) + 20 <= WIDTH:
+        *head, last = lines
+        return [*head, *(f"    {line}" for line in _commented([last.strip()], comment))]
+    return _commented(lines, comment)
+
+
+def _commented(lines: list[str], comment: str) -> list[str]:
+    """The comment at the end of a short line, else above it."""
+    if len(lines) == 1 and len(lines[0]) + len(comment) + MARGIN <= WIDTH:
         return [f"{lines[0]}  # {comment}"]
     return [f"# {comment}", *lines]
 

@@ -6,12 +6,13 @@ import ast
 from typing import Any
 
 import torch
+from torch import nn
 
-from autopart.codegen.body import Body, constant
+from autopart.codegen.body import Body, child_of, constant
 from autopart.codegen.forms import ClassKind, Form, Forms, Number, encode_constant
 from autopart.codegen.hints import Hints
 from autopart.codegen.leaves import leaf_requires_grad
-from autopart.codegen.names import is_identifier
+from autopart.codegen.names import attribute, is_identifier
 from autopart.graph import StateEntry
 
 
@@ -40,7 +41,15 @@ class ClassWriter:
             lines += _indent(_docstring(docstring))
             lines.append("")
         init = self._init(kind, form)
-        init += [f"{_path('self', name)} = {_path('self', other)}" for name, other in ties]
+        for name, first in ties:
+            owner, attribute_name = self._owner(form, name)
+            source, first_name = self._owner(form, first)
+            shared = ast.unparse(attribute(source, first_name))
+            plain = is_identifier(attribute_name)
+            where = ast.unparse(owner)
+            init.append(
+                f"{where}.{attribute_name} = {shared}" if plain else f"setattr({where}, {attribute_name!a}, {shared})"
+            )
         if fill:
             init.append("fill_constants(self)")
         arguments = "".join(f", {name}" for name in kind.names)
@@ -59,6 +68,16 @@ class ClassWriter:
         if not form.methods:
             lines.append("    pass" if not (init or kind.names or docstring) else "")
         return lines
+
+    def _owner(self, form: Form, name: str) -> tuple[ast.expr, str]:
+        """The module that holds a name of the state, as code, and the name's last part."""
+        here: ast.expr = ast.Name("self", ast.Load())
+        module = form.module
+        *path, last = name.split(".")
+        for part in path:
+            here = child_of(here, self.forms.of[module], part)
+            module = module.children[part]
+        return here, last
 
     def _init(self, kind: ClassKind, form: Form) -> list[str]:
         lines = []
@@ -85,7 +104,7 @@ class ClassWriter:
     def _child(self, kind: ClassKind, form: Form, owner: str, name: str, child: Form, offset: int | None) -> list[str]:
         expression, after = self._built(kind, child, offset)
         lines = _assign(owner, name, expression)
-        here = _path(owner, name)
+        here = ast.unparse(attribute(ast.Name(owner, ast.Load()), name))
         return lines + [line for make in after for line in make(here)]
 
     def _built(self, kind: ClassKind, child: Form, offset: int | None) -> tuple[str, list[Any]]:
@@ -205,20 +224,11 @@ def _container(shape: str, parts: list[tuple[str, str]]) -> str:
     return f"nn.Sequential(OrderedDict({{{pairs}}}))"
 
 
-def _path(owner: str, path: str) -> str:
-    for part in path.split("."):
-        if is_identifier(part):
-            owner = f"{owner}.{part}"
-        elif part.isdecimal():
-            owner = f"{owner}.get_submodule({part!a})"
-        else:
-            owner = f"getattr({owner}, {part!a})"
-    return owner
-
-
 def _assign(owner: str, name: str, expression: str) -> list[str]:
     if is_identifier(name):
         return [f"{owner}.{name} = {expression}"]
+    if hasattr(nn.Module, name):
+        return [f"setattr({owner}, {name!a}, {expression})"]
     return [f"{owner}.add_module({name!a}, {expression})"]
 
 

@@ -54,8 +54,8 @@ def blocks_file(forms: Forms, writer: ClassWriter, graph: Graph) -> str | None:
     for kind in shared:
         lines += ["", "", *writer.write(kind, "", [], False)]
     note = (
-        f"Blocks of {graph.name} that several stages have. Shapes in comments are those of one microbatch; dtypes that "
-        f"are not shown are {_dtype(graph)}."
+        f"Blocks of {identifier(graph.name)} that several stages have.\n\nShapes in comments are those of one microbatch; "
+        f"dtypes that are not shown are {_dtype(graph)}.\n"
     )
     return _module(note, lines, writer.opaque.imports(), {})
 
@@ -80,7 +80,7 @@ def stage_file(
         ties = _ties(holding.names[stage]) if is_root else []
         lines += ["", "", *writer.write(kind, docstring, ties, is_root and fill)]
     shared = sorted(k.name for k in forms.kinds if len(k.stages) > 1)
-    note = f"Stage {stage} of {len(plan.per_stage)} of {graph.name}."
+    note = f"Stage {stage} of {len(plan.per_stage)} of {identifier(graph.name)}."
     local = {"blocks": shared, "constants": ["fill_constants"], "opaque": ["build_opaque"]}
     return _module(note, lines, writer.opaque.imports(), local)
 

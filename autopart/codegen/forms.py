@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from autopart.codegen.frames import Frame, passes_on
 from autopart.codegen.leaves import Leaf, leaf_requires_grad, match_leaf
 from autopart.codegen.modules import Module
+from autopart.codegen.names import RESERVED, identifier, unique
 from autopart.codegen.program import SELECT, Context, Op, Switch, Value
 from autopart.graph import StateEntry
 
@@ -189,14 +191,10 @@ def _class_kind(forms: list[Form]) -> ClassKind:
                 groups[values] = len(columns)
                 columns.append(position)
             arguments[position] = groups[values]
+    taken = set(dir(nn.Module())) | set(forms[0].module.children) | set(forms[0].module.state) | RESERVED
     names: list[str] = []
     for position in columns:
-        hint, number = forms[0].vector[position].hint, 1
-        name = hint
-        while name in names:
-            number += 1
-            name = f"{hint}_{number}"
-        names.append(name)
+        names.append(unique(identifier(forms[0].vector[position].hint, "size"), taken | set(names)))
     return ClassKind(forms, arguments, columns, names)
 
 
@@ -299,7 +297,11 @@ class _Body:
         arguments = tuple((k, self._argument(v, k)) for k, v in op.args.items())
         results = tuple(self._number(v) for v in op.results)
         context = op.context if op.context != self.ambient and op.target != SELECT else None
-        return str(op.target), op.mode, repr(context), arguments, results
+        # A slice is written from whichever end of the shape is nearer, so the number of dimensions is part of the form.
+        rank = (
+            [v.tensor.dim() for v in op.values()] if str(op.target).startswith(("aten.slice", "aten.select")) else None
+        )
+        return str(op.target), op.mode, repr(context), arguments, results, repr(rank)
 
     def _frame(self, frame: Frame) -> Any:
         inputs = tuple(self._argument(v, "") for v in frame.inputs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Any
 
 import torch
@@ -24,11 +24,15 @@ class Hints:
         state: The graph's state table.
         modules: Module path -> class, as in the graph.
         dtype: The captured dtype; comments leave it out.
+        reserved: Names that values may not have.
     """
 
-    def __init__(self, state: Mapping[str, StateEntry], modules: Mapping[str, type], dtype: torch.dtype) -> None:
+    def __init__(
+        self, state: Mapping[str, StateEntry], modules: Mapping[str, type], dtype: torch.dtype, reserved: Set[str]
+    ) -> None:
         self.state, self.modules, self.dtype = state, modules, dtype
         self.quiet = False
+        self.reserved = RESERVED | reserved
         self.fixed: Mapping[Value, str] = {}
 
     def place(self, item: Item, call: Frame) -> str | None:
@@ -50,7 +54,10 @@ class Hints:
                 return self.name(source, call)
             op = source.op
         line = self._line(op, call)
-        found = assigned_name(line[1], value.index) if line else None
+        if not call.path and value in self.fixed:
+            return self.fixed[value]
+        position = item.outputs.index(value) if isinstance(item, Frame) and value in item.outputs else value.index
+        found = assigned_name(line[1], position) if line else None
         if found is not None:
             return found
         if isinstance(item, Frame):
@@ -94,7 +101,7 @@ class Hints:
             ):
                 name = known[0]
             base, number = name, 1
-            while name in names or name in RESERVED:
+            while name in names or name in self.reserved:
                 number += 1
                 name = f"{base}_{number}"
             names.append(name)

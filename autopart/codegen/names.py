@@ -10,6 +10,8 @@ import keyword
 import re
 from functools import lru_cache
 
+from torch import nn
+
 RESERVED = (
     frozenset(keyword.kwlist)
     | frozenset(keyword.softkwlist)
@@ -70,7 +72,9 @@ def assigned_name(source: str, index: int | None = None) -> str | None:
 
 
 def attribute(owner: ast.expr, name: str) -> ast.expr:
-    """`owner.name`, `owner[0]` or, for what is no identifier, `getattr(owner, "...")`."""
+    """`owner.name` or, for what is no identifier or hidden by a method of every module, a call that finds it."""
+    if hasattr(nn.Module, name):
+        return ast.Call(ast.Attribute(owner, "__getattr__", ast.Load()), [text(name)], [])
     if is_identifier(name):
         return ast.Attribute(owner, name, ast.Load())
     return ast.Call(ast.Name("getattr", ast.Load()), [owner, text(name)], [])

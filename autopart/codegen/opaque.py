@@ -104,6 +104,8 @@ class OpaqueCalls:
                         f"{graph.name} could not be captured, only kept whole, and so cannot be split: {call.reason}"
                     )
                 self.modules[call.path] = self._describe(call.subject, call.path)
+            else:
+                self._imported(call)
 
     def imports(self) -> dict[str, str]:
         """Name in the code -> import statement, of the functions and classes written so far."""

@@ -103,8 +103,8 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, t
         checkpoints |= whole
     forms = Forms(modules, checkpoints)
     name_classes(forms.kinds, modules, forms)
-    hints = Hints(graph.state, graph.modules, graph.dtype)
     opaque = OpaqueCalls(graph)
+    hints = Hints(graph.state, graph.modules, graph.dtype, set(opaque.imports()))
     names = name_values(program, placement, {v: hints.boundary_name(v) for s in placement.stages for v in s.gives})
     hints.fixed = names
     writer = ClassWriter(forms, hints, opaque)

@@ -81,6 +81,9 @@ TABLE: dict[str, tuple[str, ...]] = {
     "aten::rand_like": ("torch.rand_like(self, dtype=dtype, device=device)",),
     "aten::randn_like": ("torch.randn_like(self, dtype=dtype, device=device)",),
     "aten::outer": ("torch.outer(self, vec2)",),
+    "aten::max.other": ("torch.maximum(self, other)",),
+    "aten::min.other": ("torch.minimum(self, other)",),
+    "aten::constant_pad_nd": ("F.pad(self, pad, value=value)",),
     "aten::maximum": ("torch.maximum(self, other)",),
     "aten::minimum": ("torch.minimum(self, other)",),
     "aten::view_as_complex": ("torch.view_as_complex(self)",),
@@ -332,7 +335,8 @@ def spell(target: torch._ops.OpOverload, arguments: dict[str, Any], write: Write
     qualified = schema.name + ("." + schema.overload_name if schema.overload_name else "")
     special = _SPECIAL.get(schema.name)
     if special is not None:
-        found = special(written)
+        first = next(iter(arguments.values()))
+        found = special(written, first.tensor.dim() if hasattr(first, "tensor") else 0)
         if found is not None:
             return found
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -416,39 +420,41 @@ def _raw(target: torch._ops.OpOverload, written: dict[str, Argument]) -> ast.exp
     return ast.Call(ast.parse(function, mode="eval").body, positional, keywords)
 
 
-def _slice(a: dict[str, Argument]) -> ast.expr | None:
+def _slice(a: dict[str, Argument], rank: int) -> ast.expr | None:
     """x[:, 1:3]"""
     dim = a["dim"].value if "dim" in a else 0
-    if not isinstance(dim, int) or not -2 <= dim < 5:
+    if not isinstance(dim, int):
         return None
     start = None if "start" not in a or a["start"].value in (0, None) else a["start"].code
     end = None if "end" not in a or _is_end(a["end"].value) else a["end"].code
     step = None if "step" not in a or a["step"].value == 1 else a["step"].code
-    return _subscript(a["self"].code, dim, ast.Slice(start, end, step))
+    return _subscript(a["self"].code, dim, rank, ast.Slice(start, end, step))
 
 
 def _is_end(value: Any) -> bool:
     return value is None or (isinstance(value, int) and value >= 2**62)
 
 
-def _select(a: dict[str, Argument]) -> ast.expr | None:
+def _select(a: dict[str, Argument], rank: int) -> ast.expr | None:
     """x[:, 0]"""
     dim = a["dim"].value
-    if not isinstance(dim, int) or not -2 <= dim < 5:
+    if not isinstance(dim, int):
         return None
-    return _subscript(a["self"].code, dim, a["index"].code)
+    return _subscript(a["self"].code, dim, rank, a["index"].code)
 
 
-def _subscript(value: ast.expr, dim: int, index: ast.expr) -> ast.expr:
+def _subscript(value: ast.expr, dim: int, rank: int, index: ast.expr) -> ast.expr:
+    """Counted from the front, or from the back behind an ellipsis where that is shorter."""
     everything: ast.expr = ast.Slice(None, None, None)
-    if dim >= 0:
-        parts = [everything] * dim + [index]
-    else:
-        parts = [ast.Constant(...), index] + [everything] * (-dim - 1)
+    before = dim if dim >= 0 else dim + rank
+    after = rank - 1 - before
+    parts = [everything] * before + [index]
+    if before > after + 1:
+        parts = [ast.Constant(...), index, *[everything] * after]
     return ast.Subscript(value, parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load()), ast.Load())
 
 
-def _index(a: dict[str, Argument]) -> ast.expr | None:
+def _index(a: dict[str, Argument], rank: int) -> ast.expr | None:
     """x[mask] or x[:, i, j]"""
     code = a["indices"].code
     if not isinstance(code, ast.List):
@@ -459,7 +465,7 @@ def _index(a: dict[str, Argument]) -> ast.expr | None:
     return ast.Subscript(a["self"].code, parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load()), ast.Load())
 
 
-_SPECIAL: dict[str, Callable[[dict[str, Argument]], ast.expr | None]] = {
+_SPECIAL: dict[str, Callable[[dict[str, Argument], int], ast.expr | None]] = {
     "aten::slice": _slice,
     "aten::select": _select,
     "aten::index": _index,
