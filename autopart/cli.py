@@ -204,12 +204,16 @@ def zoo_run_command(
 
         cluster, chosen = Cluster.parse(gpus), selected(only)
         options = {"stages": _number_or_auto("--stages", stages), "schedule": schedule, "dtype": dtype}
-        for row in run(chosen, cluster, small=small, granularity=granularity, time_limit_s=time_limit, **options):
-            rows.append(row)
-            _say(f"{len(rows):3}/{len(chosen)} {row.name}: {row.error or 'planned'}")
-            if json_file is not None:
-                _write(json_file, json.dumps(as_data(rows, cluster), indent=1) + "\n")
-    _print(format_rows(rows))
+        planned = run(chosen, cluster, small=small, granularity=granularity, time_limit_s=time_limit, **options)
+    try:
+        with _working():
+            for row in planned:
+                rows.append(row)
+                _say(f"{len(rows):3}/{len(chosen)} {row.name}: {row.error or 'planned'}")
+                if json_file is not None:
+                    _write(json_file, json.dumps(as_data(rows, cluster), indent=1) + "\n")
+    finally:  # an interrupted run shows what it has
+        _print(format_rows(rows))
     raise typer.Exit(next((row.exit_status for row in rows if row.error is not None), 0))
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from autopart import api
@@ -146,6 +148,40 @@ def test_what_does_not_fit_says_so(capsys: pytest.CaptureFixture) -> None:
     captured = capsys.readouterr()
     assert json.loads(captured.out)["error"]["code"] == "infeasible"
     assert "GiB" in captured.err
+
+
+def test_a_package_is_verified_and_one_that_was_changed_fails(
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["verify", str(package), "--processes", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["passed"] is True and report["processes"] == 1 and report["refused"] is None
+    assert set(report["worst_relative_error"]) == {"output", "loss", "gradient", "buffer", "weight_after_steps"}
+    changed = tmp_path / "changed"
+    shutil.copytree(package, changed)
+    blocks = changed / "blocks.py"
+    blocks.write_text(blocks.read_text().replace("nn.GELU()", "nn.SiLU()"))
+    assert main(["verify", str(changed), "--processes", "1"]) == 5
+    assert "NOT equal" in capsys.readouterr().out
+    assert main(["verify", str(package), "--processes", "1", "--model", "zoo:gpt?layers=1&width=32&heads=2"]) == 2
+    assert "another model" in capsys.readouterr().err
+
+
+def test_a_verification_that_is_ended_leaves_no_process(package: Path) -> None:
+    arguments = [sys.executable, "-m", "autopart.cli", "verify", str(package)]
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        children: list[psutil.Process] = []
+        deadline = time.monotonic() + 120
+        while len(children) < 3 and time.monotonic() < deadline:  # the launcher and its two
+            time.sleep(0.1)
+            children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert len(children) >= 3 and process.returncode == 143, error
+    assert not [child for child in children if child.is_running()]
 
 
 def test_a_corrupt_plan_is_a_bad_file(package: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

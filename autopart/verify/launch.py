@@ -25,13 +25,27 @@ def with_torchrun(job_file: Path, processes: int, timeout_s: float) -> list[dict
     command = [sys.executable]
     if processes > 1:
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)]
+    command += [str(WORKER), str(job_file)]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        done = subprocess.run(
-            [*command, str(WORKER), str(job_file)], env=environment, capture_output=True, text=True, timeout=timeout_s
-        )
+        _, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         raise VerificationError(f"the package did not finish within {timeout_s:g} s") from error
-    if done.returncode:
-        said = [line for line in done.stderr.splitlines() if line.startswith("autopart:")]
-        raise VerificationError("the package failed: " + (said or done.stderr.splitlines()[-1:] or ["no message"])[0])
+    finally:
+        _stop(process)
+    if process.returncode:
+        said = [line for line in errors.splitlines() if line.startswith("autopart:")]
+        raise VerificationError("the package failed: " + (said or errors.splitlines()[-1:] or ["no message"])[0])
     return [torch.load(job_file.with_name(f"results-{rank}.pt"), weights_only=True) for rank in range(processes)]
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """End a launcher that still runs: told to end, torchrun ends its processes first; killed, it would leave them."""
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.communicate()
