@@ -1,14 +1,14 @@
 """Blocks: the atoms between which cuts fall, so that a cut does not tear a repeated module apart.
 
-A block is one call of a repeated module (`model.layers.3`, `layer2.0`), or one call of another child, or a single operator
-that stands between them. Blocks that a cut could not order (a cycle between them, or a set of nodes that must stay
-together) are one block.
+A block is one call of a repeated module (`model.layers.3`, `layer2.0`), or one call of another child, or a single
+operator that stands between them. Blocks that a cut could not order (a cycle between them, or a set of nodes that must
+stay together) are one block.
 
 Rules, outermost call first; the call of the root is always opened:
 
-- a call whose module stands in a container (or is called again) beside others of its class, and that calls modules itself,
-  is an element of a repetition: a block, unless the elements hold very different numbers of nodes (the stages of Swin or
-  DenseNet) and repeat something inside, or it is a bare Sequential that does: then it is opened;
+- a call whose module stands in a container (or is called again) beside others of its class, and that calls modules
+  itself, is an element of a repetition: a block, unless the elements hold very different numbers of nodes (the stages of
+  Swin or DenseNet) and repeat something inside, or it is a bare Sequential that does: then it is opened;
 - any other call that has a repetition inside is opened;
 - a Sequential with more than a quarter of all nodes, and any call with more than half of them, is opened;
 - every other call is a block.
@@ -47,8 +47,8 @@ class _Call:
 def find_blocks(graph: Graph, capture: Capture) -> dict[str, str]:
     """Node name -> label of its block, for every call node; nodes in program order.
 
-    The label is the module path of the call ("model.layers.3", with "@1" for a second call of the same module) or the name
-    of the node. The order of blocks is acyclic: no value flows from a later block back into an earlier one.
+    The label is the module path of the call ("model.layers.3", with "@1" for a second call of the same module) or the
+    name of the node. The order of blocks is acyclic: no value flows from a later block back into an earlier one.
     """
     calls = capture.calls
     root = _call_tree(calls)

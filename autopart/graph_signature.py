@@ -47,7 +47,7 @@ def _put_capture(capture: Capture, put: Any) -> None:
     number = {node: f"%{i}" for i, node in enumerate(capture.graph.nodes)}
 
     def text(arg: Any) -> str:
-        return repr(_plain(map_arg(arg, lambda n: _Name(number[n]))))
+        return repr(_plain(map_arg(arg, lambda n: _Name(number[n]))))  # type: ignore[arg-type,return-value]
 
     for node in capture.graph.nodes:
         target = str(node.target) if node.op != "placeholder" else ""

@@ -2,14 +2,15 @@
 
 A structure is one of (all JSON):
 
-    {"tensor": 3}                                          the tensor with that number
-    {"constant": value}                                    None, bool, int, float or str (non-finite floats as "inf", ...)
-    {"list": [...]}, {"tuple": [...]}                      children in order
-    {"dict": [[key, child], ...]}                          insertion order kept; keys are constants
+    {"tensor": 3}                               the tensor with that number
+    {"constant": value}                         None, bool, int, finite float or str
+    {"float": "inf" | "-inf" | "nan"}           a float that JSON has no number for
+    {"list": [...]}, {"tuple": [...]}           children in order
+    {"dict": [[key, child], ...]}               insertion order kept; keys are constants
     {"object": "package.module:Class", "fields": [[name, child], ...], "base": "dict" | "tuple" | "object"}
 
-An object is a dataclass, a named tuple or a `ModelOutput`: rebuilt as its own class where that can be imported, else as
-`Record`, a dict whose keys are attributes too. A float that JSON has no number for is {"float": "inf" | "-inf" | "nan"}.
+An object is a dataclass, a named tuple or a `ModelOutput`: rebuilt as its own class where that can be imported, else
+as `Record`, a dict whose keys are attributes too.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 
 Structure = dict[str, Any]
+Unknown = Callable[[str, Any], Structure]
 
 
 class UnknownStructureError(TypeError):
@@ -72,7 +74,7 @@ def encode(
     return _encode(value, path, tensors, unknown), tensors
 
 
-def _encode(value: Any, path: str, tensors: list[torch.Tensor], unknown: Callable[[str, Any], Structure] | None) -> Structure:
+def _encode(value: Any, path: str, tensors: list[torch.Tensor], unknown: Unknown | None) -> Structure:
     def child(item: Any, step: str) -> Structure:
         return _encode(item, path + step, tensors, unknown)
 
@@ -160,7 +162,7 @@ def _class_path(kind: type) -> str:
 
 
 def _rebuilds_from_keywords(kind: type) -> bool:
-    """Whether a mapping class is one of named fields (an OrderedDict subclass with annotations, as `ModelOutput` is)."""
+    """Whether a mapping class is one of named fields, as `ModelOutput` is."""
     return bool(getattr(kind, "__annotations__", None)) and hasattr(kind, "to_tuple")
 
 

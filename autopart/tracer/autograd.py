@@ -85,7 +85,7 @@ class _Trial:
             value = n.meta["val"]
             return f"<{value.dtype},{value.dim()},{n.meta['requires_grad']}>"
 
-        return node.target, str(map_arg((node.args, node.kwargs), lambda n: _Text(mark(n))))
+        return node.target, str(map_arg((node.args, node.kwargs), lambda n: _Text(mark(n))))  # type: ignore[arg-type,return-value]
 
     def _try(self, node: fx.Node) -> Flags:
         value = node.meta["val"]

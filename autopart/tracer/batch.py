@@ -25,6 +25,8 @@ Dims = tuple[int | None, ...]
 MOST_CANDIDATES = 64
 # A row computed alone may differ from the same row in a batch by rounding only.
 ROW_TOLERANCE = 1e-3
+# How torch says that a tensor on meta has no values.
+READS_VALUES = ("meta tensor", "data-dependent", "_local_scalar_dense")
 # A model whose row takes longer is judged by its shapes alone.
 SLOW_ROW_S = 2.0
 
@@ -95,7 +97,7 @@ def microbatch_rows(batch: Batch, microbatches: int, global_batch: int | None) -
         near = sorted(range(1, max(total, 1) + 1), key=lambda m: (total % m != 0, abs(m - microbatches)))[:2]
         raise UsageError(
             f"a batch of {total} rows cannot be cut into {microbatches} equal microbatches",
-            f"Use {' or '.join(str(m) for m in sorted(near))} microbatches, or a batch that is a multiple of {microbatches}.",
+            f"Use {' or '.join(map(str, sorted(near)))} microbatches, or a batch that is a multiple of {microbatches}.",
         )
     return total // microbatches
 
@@ -216,7 +218,7 @@ def resize(tensors: Sequence[torch.Tensor], dims: Sequence[int | None], rows: in
 
 
 class _Trials:
-    """Runs the model in evaluation mode on tensors without values, and on two rows with values where there are weights."""
+    """Runs the model in evaluation mode: on tensors without values, and on two rows with values where it has weights."""
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         self.model = model
@@ -236,13 +238,15 @@ class _Trials:
 
     def _run_with_values(self, error: Exception) -> None:
         """The example itself: a failure here is the call's own."""
-        if self.on_meta:
-            self.failure = f"the model cannot be run without values ({_first_line(error)})"
-            return
-        self.with_values = True
+        self.with_values = not self.on_meta
         try:
+            if self.on_meta:
+                raise error
             self.example = self._shapes(self.call.tensors)
         except Exception as failure:
+            if self.on_meta and any(word in str(failure) for word in READS_VALUES):
+                self.failure = f"the model cannot be run without values ({_first_line(failure)})"
+                return
             raise UsageError(
                 f"{type(self.model).__name__} fails on the example inputs: {_first_line(failure)}",
                 "Pass example inputs with which model(*example_inputs, **example_kwargs) runs.",
@@ -297,7 +301,7 @@ class _Trials:
         return None if unjoined and all(d is None for d in found) else tuple(found)
 
     def rows_are_independent(self, dims: Dims, outputs: Dims) -> bool:
-        """Whether the first row alone gives what it gives beside the second; True where there are no values to compare."""
+        """Whether the first row alone gives what it gives beside the second; True where there are no values."""
         rows = next(t.shape[d] for t, d in zip(self.call.tensors, dims, strict=True) if d is not None)
         if self.on_meta or rows < 2:
             return True

@@ -143,7 +143,7 @@ class Recording:
 
 
 class FlatCall(nn.Module):
-    """`forward(*tensors)` runs the model on the rebuilt arguments and returns every tensor of its result, and the loss."""
+    """`forward(*tensors)` runs the model on the rebuilt arguments; every tensor of its result comes back, and the loss."""
 
     def __init__(
         self,
@@ -188,13 +188,18 @@ class FlatCall(nn.Module):
         except UsageError as error:
             record.error = error
             raise
+        except Exception:
+            # A model that returns something else in evaluation mode may not suit its loss function then.
+            if self.training:
+                raise
+            return flat
         if loss is not None:
             flat.append(loss)
             record.paths.append("loss")
         return flat
 
     def _reassigned(self, buffers: Mapping[str, tuple[nn.Module, str, torch.Tensor]]) -> list[torch.Tensor]:
-        """Values of buffers that forward replaced (`self.buffer = ...`); put back, so that nothing leaks out of the run."""
+        """Values of buffers that forward replaced (`self.buffer = ...`); the buffers themselves are put back."""
         values = []
         self._recording.reassigned = []
         for name, (owner, own, before) in buffers.items():

@@ -1,23 +1,25 @@
 """The self-check: the captured graph against the model itself, in values.
 
-Two successive steps with different data, in both modes: a counter, a list that grows or a cache shows only at the second.
-Compared are outputs, `requires_grad`, gradients (their absence too), buffers, and the random state afterwards.
+Two successive steps with different data, in both modes: a counter, a list that grows or a cache shows only at the
+second. Compared are outputs, `requires_grad`, gradients (their absence too), buffers, and the random state afterwards.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 
 from autopart.errors import UsageError
-from autopart.graph import Capture, Graph
+from autopart.graph import Capture, Graph, OutputSpec
 from autopart.runtime.structure import decode, encode, omitted
 from autopart.tracer.blame import reason_of
 from autopart.tracer.call import Recording, choose_loss
+from autopart.tracer.compare import NOISE, close, largest
 from autopart.tracer.interpreter import run_capture
 from autopart.tracer.snapshot import random_states, same_random_state, set_random_states, unmarked
 
@@ -25,21 +27,19 @@ from autopart.tracer.snapshot import random_states, same_random_state, set_rando
 MOST_SECONDS = 20.0
 # A step costs about three forwards, and is run on both sides.
 COST = 6
-# A gradient this much smaller than the largest one is rounding noise (the bias of a key projection).
-NOISE = 1e-4
-# Both sides run the same operators in the same order; a kernel may still choose its summation order by alignment.
-TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+LossFunction = Callable[[Any, Any], torch.Tensor] | None
 
 
 def disagreement(
-    graph: Graph,
-    model: nn.Module,
-    inputs: Sequence[torch.Tensor],
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+    graph: Graph, model: nn.Module, inputs: Sequence[torch.Tensor], loss_fn: LossFunction
 ) -> tuple[str | None, list[str]]:
     """What the graph computes otherwise than the model, or None, and notes.
 
     The model, its buffers and all random states are left as they were. Nothing is checked on `meta`.
+
+    Raises:
+        UsageError: The model fails on one microbatch.
     """
     if any(e.tensor.device.type == "meta" for e in graph.state.values()):
         return None, []
@@ -50,12 +50,10 @@ def disagreement(
     if forward_s * COST * len(modes) * steps > MOST_SECONDS:
         modes, steps = modes[:1], 1
         if forward_s * COST > MOST_SECONDS:
-            return None, [
-                "the captured graph was not compared with the model, which is slow here; verify compares the package"
-            ]
-        notes = ["the captured graph was compared with the model over one step in one mode only, to save time"]
+            return None, ["the graph was not compared with the model, which is slow here; verify compares the package"]
+        notes = ["the graph was compared with the model over one step in one mode only, to save time"]
     for train_mode, capture in modes:
-        found = _compare(graph, capture, model, inputs, loss_fn, train_mode, steps)
+        found = _Sides(graph, capture, model, loss_fn, train_mode).compare(inputs, steps)
         if found is not None:
             return f"in {'training' if train_mode else 'evaluation'} mode, {found}", notes
     return None, notes
@@ -66,7 +64,7 @@ def _seconds_of_forward(graph: Graph, model: nn.Module, inputs: Sequence[torch.T
     model.train(train_mode)
     start = time.perf_counter()
     try:
-        with torch.no_grad(), unmarked(model, values=True):
+        with unmarked(model, values=True):
             model(*args, **kwargs)
     except Exception as error:
         rows = f"one microbatch of {graph.microbatch_size} rows"
@@ -76,122 +74,104 @@ def _seconds_of_forward(graph: Graph, model: nn.Module, inputs: Sequence[torch.T
     return time.perf_counter() - start
 
 
+@dataclass
 class _Step:
     """What one step left behind."""
 
-    def __init__(self, outputs: list[torch.Tensor], gradients: dict[str, torch.Tensor | None]) -> None:
-        self.outputs = [o.detach().clone() for o in outputs]
-        self.requires_grad = [o.requires_grad for o in outputs]
-        self.gradients = gradients
+    outputs: list[torch.Tensor]
+    requires_grad: list[bool]
+    gradients: dict[str, torch.Tensor | None]
 
 
-def _compare(
-    graph: Graph,
-    capture: Capture,
-    model: nn.Module,
-    inputs: Sequence[torch.Tensor],
-    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
-    train_mode: bool,
-    steps: int,
-) -> str | None:
-    data = [[t.detach().clone() for t in inputs], [varied(t) for t in inputs]][:steps]
-    buffers = {e.name: e.tensor for e in graph.state.values() if e.kind == "buffer"}
-    model.train(train_mode)
-    before = random_states()
+class _Sides:
+    """The model and one capture of it, run on the same data from the same state."""
 
-    def eager(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        args, kwargs, *target = decode(graph.call, tensors)
-        output = model(*args, **kwargs)
+    def __init__(
+        self, graph: Graph, capture: Capture, model: nn.Module, loss_fn: LossFunction, train_mode: bool
+    ) -> None:
+        self.graph = graph
+        self.capture = capture
+        self.model = model
+        self.loss_fn = loss_fn
+        self.train_mode = train_mode
+        (output,) = (n for n in capture.graph.nodes if n.op == "output")
+        # Outputs that this mode does not return are None in the graph.
+        pairs = zip(graph.outputs, output.args[0], strict=True)  # type: ignore[arg-type]
+        self.specs: list[OutputSpec] = [spec for spec, node in pairs if node is not None]
+        loss = None if graph.loss is None else graph.outputs[graph.loss]
+        self.loss = self.specs.index(loss) if loss in self.specs else None
+        # Under autocast, sums over uses of one weight are rounded to the lower precision at other places.
+        self.coarse = any(n.meta["autocast"] for n in capture.calls)
+
+    def eager(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        args, kwargs, *target = decode(self.graph.call, tensors)
+        output = self.model(*args, **kwargs)
         record = Recording()
         record.result, flat = encode(output, "", omitted)
-        record.paths = [o.path for o in graph.outputs][: len(flat)]
-        if graph.mode == "training":
-            _, _, loss = choose_loss(output, record, flat, loss_fn, target[0] if target else None)
+        record.paths = [o.path for o in self.graph.outputs][: len(flat)]
+        if self.graph.mode == "training" and self.loss is not None:
+            _, _, loss = choose_loss(output, record, flat, self.loss_fn, target[0] if target else None)
             flat += [loss] if loss is not None else []
         return flat
 
-    def captured(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        return run_capture(graph, capture, tensors)
+    def captured(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        return [o for o in run_capture(self.graph, self.capture, tensors) if o is not None]
 
-    sides = []
-    for run in (eager, captured):
-        with unmarked(model, values=True):
-            set_random_states(before)
-            done = [_step(graph, run, [t.clone() for t in tensors]) for tensors in data]
-            # A buffer may have been replaced; the model's attribute is what counts.
-            now = {name: b.detach().clone() for name, b in model.named_buffers() if name in buffers}
-            sides.append((done, now, random_states()))
-    set_random_states(before)
-    (wanted, wanted_buffers, wanted_random), (got, got_buffers, got_random) = sides
-    for number, (one, other) in enumerate(zip(wanted, got, strict=True), 1):
-        found = _difference(graph, one, other)
-        if found is not None:
-            return f"step {number}: {found}"
-    for name, value in wanted_buffers.items():
-        if name in got_buffers and not close(value, got_buffers[name]):
-            return f"the buffer {name!r} is another after {steps} steps"
-    for name in ("torch", "python", "numpy"):
-        if name in wanted_random and not same_random_state(wanted_random[name], got_random[name]):
-            return f"the state of {name}'s random generator is another after {steps} steps"
-    return None
+    def compare(self, inputs: Sequence[torch.Tensor], steps: int) -> str | None:
+        """What differs, or None."""
+        data = [[t.detach().clone() for t in inputs], [varied(t) for t in inputs]][:steps]
+        self.model.train(self.train_mode)
+        before = random_states()
+        sides = []
+        for run in (self.eager, self.captured):
+            with unmarked(self.model, values=True):
+                set_random_states(before)
+                done = [self._step(run, [t.clone() for t in tensors]) for tensors in data]
+                buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
+                sides.append((done, buffers, random_states()))
+        (wanted, wanted_buffers, wanted_random), (got, got_buffers, got_random) = sides
+        for number, (one, other) in enumerate(zip(wanted, got, strict=True), 1):
+            found = self._difference(one, other)
+            if found is not None:
+                return f"step {number}: {found}"
+        for name, value in wanted_buffers.items():
+            if not close(value, got_buffers[name], coarse=self.coarse):
+                return f"the buffer {name!r} is another after {steps} steps"
+        for name in wanted_random:
+            if not same_random_state(wanted_random[name], got_random[name]):
+                return f"the state of {name}'s random generator is another after {steps} steps"
+        return None
 
+    def _step(self, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], tensors: list[torch.Tensor]) -> _Step:
+        entries = [e for e in self.graph.state.values() if e.kind == "parameter" and e.requires_grad]
+        outputs = run(tensors)
+        gradients: dict[str, torch.Tensor | None] = {}
+        loss = outputs[self.loss] if self.loss is not None and self.loss < len(outputs) else None
+        if entries and loss is not None and loss.requires_grad:
+            found = torch.autograd.grad(loss, [e.tensor for e in entries], allow_unused=True)
+            gradients = {e.name: g for e, g in zip(entries, found, strict=True)}
+        return _Step([o.detach().clone() for o in outputs], [o.requires_grad for o in outputs], gradients)
 
-def _step(
-    graph: Graph, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], tensors: list[torch.Tensor]
-) -> _Step:
-    parameters = {e.name: e.tensor for e in graph.state.values() if e.kind == "parameter" and e.tensor.requires_grad}
-    outputs = run(tensors)
-    gradients: dict[str, torch.Tensor | None] = {}
-    loss = outputs[graph.loss] if graph.loss is not None else None
-    if loss is not None and loss.requires_grad:
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-        gradients = dict(zip(parameters, found, strict=True))
-    return _Step(outputs, gradients)
-
-
-def _difference(graph: Graph, wanted: _Step, got: _Step) -> str | None:
-    if len(wanted.outputs) != len(got.outputs):
-        return f"the model returns {len(wanted.outputs)} tensors, the graph {len(got.outputs)}"
-    for spec, one, other, grad, other_grad in zip(
-        graph.outputs, wanted.outputs, got.outputs, wanted.requires_grad, got.requires_grad, strict=True
-    ):
-        if not close(one, other):
-            return f"the output {spec.path!r} is another"
-        if grad != other_grad:
-            return f"the output {spec.path!r} {'carries' if grad else 'does not carry'} gradients in the model"
-    largest = max(
-        (float(g.detach().abs().max()) for g in wanted.gradients.values() if g is not None and g.numel()), default=0.0
-    )
-    for name, gradient in wanted.gradients.items():
-        found = got.gradients.get(name)
-        if (gradient is None) != (found is None):
-            return f"the gradient of {name!r} is {'None' if gradient is None else 'not None'} in the model"
-        if gradient is not None and found is not None and not close(gradient, found, NOISE * largest):
-            return f"the gradient of {name!r} is another"
-    return None
+    def _difference(self, wanted: _Step, got: _Step) -> str | None:
+        if not len(wanted.outputs) == len(got.outputs) == len(self.specs):
+            return f"the model returns {len(wanted.outputs)} tensors, the graph {len(got.outputs)}"
+        for spec, one, other in zip(self.specs, wanted.outputs, got.outputs, strict=True):
+            if not close(one, other, coarse=self.coarse):
+                return f"the output {spec.path!r} is another"
+        for spec, flag, other_flag in zip(self.specs, wanted.requires_grad, got.requires_grad, strict=True):
+            if flag != other_flag:
+                return f"the output {spec.path!r} {'carries' if flag else 'does not carry'} gradients in the model"
+        noise = NOISE * largest(g for g in wanted.gradients.values() if g is not None)
+        for name, gradient in wanted.gradients.items():
+            found = got.gradients.get(name)
+            if (gradient is None) != (found is None):
+                return f"the gradient of {name!r} is {'None' if gradient is None else 'not None'} in the model"
+            if gradient is not None and found is not None and not close(gradient, found, noise, self.coarse):
+                return f"the gradient of {name!r} is another"
+        return None
 
 
 def varied(tensor: torch.Tensor) -> torch.Tensor:
     """Other data of the same kind: rows in another order, floating values changed too."""
     other = tensor.detach().flip(0) if tensor.dim() else tensor.detach().clone()
     return other * 0.75 + 0.1 if other.is_floating_point() or other.is_complex() else other
-
-
-def close(one: torch.Tensor, other: torch.Tensor, least_scale: float = 0.0) -> bool:
-    """Equal shape, dtype and values, up to rounding relative to the largest (or to `least_scale`)."""
-    if one.shape != other.shape or one.dtype != other.dtype:
-        return False
-    if not (one.is_floating_point() or one.is_complex()):
-        return bool(torch.equal(one, other))
-    one, other = one.detach(), other.detach()
-    if torch.equal(one, other):
-        return True
-    finite = torch.isfinite(one)
-    if not torch.equal(finite, torch.isfinite(other)):
-        return False
-    if not finite.all() and not torch.equal(one[~finite].nan_to_num(), other[~finite].nan_to_num()):
-        return False
-    one, other = one[finite], other[finite]
-    scale = max(float(one.abs().max()) if one.numel() else 0.0, least_scale)
-    tolerance = TOLERANCES.get(one.dtype, 1e-4)
-    return bool(float((one - other).abs().max() if one.numel() else 0.0) <= tolerance * scale)

@@ -1,4 +1,4 @@
-"""How to draw the initial value of every parameter and buffer, so that a package can start without the original weights.
+"""How to draw the initial value of every parameter and buffer, so that a package can start without the weights.
 
 `Graph.initialization` maps a state key to one of these tuples, all of them JSON:
 
@@ -15,6 +15,7 @@ Real tensors are fitted. For a model on `meta` the modules' own initialisation (
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -113,7 +114,7 @@ def _initializers(model: nn.Module) -> list[Callable[[], Any]]:
     for path, module in reversed(modules.items()):
         owner = _owner(path, modules)
         if owner is not None:
-            calls.append(lambda owner=owner, module=module: owner._init_weights(module))
+            calls.append(functools.partial(owner._init_weights, module))
         elif type(module).__module__.startswith("timm.") and callable(getattr(module, "init_weights", None)):
             calls.append(module.init_weights)  # type: ignore[arg-type]
     return calls

@@ -165,7 +165,7 @@ class Lowering:
         if name not in CONTEXTS:
             raise Uncapturable(module_of(node), f"the higher-order operator {name} cannot be split")
         position = next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node) and arg.op == "get_attr")
-        body = getattr(owner, node.args[position].target)  # type: ignore[union-attr]
+        body: Any = getattr(owner, str(node.args[position].target))  # type: ignore[union-attr]
         given = iter(self._value(node.args[position + 1 :]))
         for inner in body.graph.nodes:
             if inner.op == "placeholder":

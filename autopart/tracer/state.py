@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -81,10 +82,12 @@ class StateTable:
                 steps = zip(entry.tensor.shape, entry.tensor.stride(), strict=True)
                 first = entry.tensor.storage_offset() * entry.tensor.element_size()
                 length = (sum((n - 1) * s for n, s in steps) + 1) * entry.tensor.element_size()
-                ranges.setdefault(entry.tensor.untyped_storage()._cdata, []).append((first, first + length, entry))
+                ranges.setdefault(entry.tensor.untyped_storage()._cdata, []).append(
+                    (int(first), int(first + length), entry)
+                )
         for found in ranges.values():
             found.sort(key=lambda r: r[:2])
-            for (_, end, one), (start, _, other) in zip(found, found[1:], strict=False):
+            for (_, end, one), (start, _, other) in itertools.pairwise(found):
                 if start < end:
                     raise CaptureError(
                         f"parameters {one.name!r} and {other.name!r} share memory without being the same tensor",
@@ -120,6 +123,12 @@ class StateTable:
 
     def use(self, key: str) -> None:
         self.entries[key] = replace(self.entries[key], used=True)
+
+    def use_below(self, path: str) -> None:
+        """Mark the state of a module that is kept whole."""
+        for key, entry in self.entries.items():
+            if any(name.startswith(f"{path}.") for name in entry.names):
+                self.use(key)
 
 
 def _same_values(one: torch.Tensor, other: torch.Tensor) -> bool:

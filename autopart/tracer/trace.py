@@ -123,7 +123,11 @@ class _Job:
             for node in graph.nodes:
                 if node.op == "get_attr":
                     state.use(str(node.target))
+        for path in capturer.opaque:
+            state.use_below(path)
         record = records[training]
+        if training:
+            notes += align_outputs(captures[False].graph, records[False], captures[True].graph, record)
         initialization, unknown = initialization_rules(self.model, state.entries)
         primary = captures[training].graph
         placeholders = [n for n in primary.nodes if n.op == "placeholder"]
@@ -152,6 +156,27 @@ class _Job:
             initialization=initialization,
             modules={path: type(module) for path, module in self.model.named_modules()},
         )
+
+
+def align_outputs(graph: fx.Graph, record: Recording, wanted_graph: fx.Graph, wanted: Recording) -> list[str]:
+    """Give the evaluation graph the outputs of the training graph; what evaluation mode does not return becomes None.
+
+    Returns:
+        A note, where the model returns different things in the two modes.
+    """
+    if record.paths == wanted.paths:
+        return []
+    values = dict(zip(record.paths, output_of(graph), strict=True))
+    if "output" in values:  # a single tensor stands for the first one of its shape
+        shape = values["output"].meta["val"].shape
+        for path, node in zip(wanted.paths, output_of(wanted_graph), strict=True):
+            if path != "loss" and node.meta["val"].shape == shape:
+                values[path] = values["output"]
+                break
+    (output,) = (n for n in graph.nodes if n.op == "output")
+    output.args = (tuple(values.get(path) for path in wanted.paths),)
+    missing = ", ".join(path for path in wanted.paths if path not in values)
+    return [f"in evaluation mode the model returns something else: without {missing}"]
 
 
 def output_of(graph: fx.Graph) -> list[fx.Node]:
@@ -190,7 +215,7 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def leaving_model_as_it_was(model: nn.Module, notes: list[str]) -> Iterator[None]:
     """Restore training flags, and for transformers' models the cache, which one forward pass does not need."""
     flags = {module: module.training for module in model.modules()}
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     cached = getattr(config, "use_cache", None) is True
     if cached:
         config.use_cache = False
