@@ -59,11 +59,13 @@ class ProgramResult:
         assignment: The best assignment of the relaxation, or None.
         bound: No assignment has a lower step time than this; infinite if none exists below the cap and there is no cap.
         complete: Whether the program was solved: `assignment` is its optimum, or there is none below the cap.
+        work: Deterministic seconds that it took.
     """
 
     assignment: tuple[int, ...] | None
     bound: float
     complete: bool
+    work: float
 
 
 def solve_program(
@@ -80,20 +82,21 @@ def solve_program(
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = work_limit
+    solver.parameters.max_deterministic_time = max(work_limit, 1e-3)
     solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
     solver.parameters.relative_gap_limit = tolerance
     solver.parameters.log_search_progress = False
     solver.parameters.linearization_level = 2
     status = solver.solve(program.model)
+    work = solver.response_proto.deterministic_time
     if status == cp_model.INFEASIBLE:
-        return ProgramResult(None, math.inf if cap is None else cap, True)
+        return ProgramResult(None, math.inf if cap is None else cap, True, work)
     found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
     bound = max(0.0, solver.best_objective_bound) * program.unit if found or status == cp_model.UNKNOWN else 0.0
     if cap is not None:
         bound = min(bound, cap)
     assignment = program.assignment(solver) if found else None
-    return ProgramResult(assignment, bound, status == cp_model.OPTIMAL)
+    return ProgramResult(assignment, bound, status == cp_model.OPTIMAL, work)
 
 
 class _Program:

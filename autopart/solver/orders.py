@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from autopart.solver.problem import Problem
 
@@ -36,6 +36,12 @@ def by_priority(problem: Problem, priority: Callable[[int], float]) -> list[int]
             if not missing[after]:
                 heapq.heappush(ready, (priority(after), after))
     return order
+
+
+def shuffled(problem: Problem, stage: Sequence[int], generator: random.Random) -> list[int]:
+    """An order that goes through the stages of a plan one after the other, at random within each."""
+    weights = [generator.random() for _ in range(problem.items)]
+    return by_priority(problem, lambda v: stage[v] + weights[v])
 
 
 def depth_first(problem: Problem, weights: list[float] | None = None) -> list[int]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autopart.solver.intervals import Members, tabulate
 from autopart.solver.problem import Problem
@@ -15,11 +16,23 @@ SLACK = (1.0, 1.001, 1.01)
 
 
 def cut_order(problem: Problem, order: list[int], max_cuts: int = 400) -> Iterator[list[int]]:
-    """Assignments (item -> stage) that cut `order` into intervals, the least worst load first; none if none fits."""
-    table = tabulate(problem, _prefixes(problem, order, max_cuts))
+    """Assignments (item -> stage) that cut `order` into intervals, the least worst load first; none if none fits.
+
+    An order longer than `max_cuts` is cut coarsely first, then anew with every place near the cuts found.
+    """
+    position = np.empty(problem.items, dtype=np.int64)
+    position[order] = np.arange(problem.items)
+    cuts = _coarse_cuts(problem, order, position, max_cuts)
+    table = tabulate(problem, _prefixes(position, cuts))
     chain = table.least_load()
     if chain is None:
         return
+    if len(cuts) <= problem.items:
+        yield table.assignment(chain)
+        table = tabulate(problem, _prefixes(position, _near([cuts[c] for c in chain], cuts, max_cuts)))
+        chain = table.least_load()
+        if chain is None:
+            return
     yield table.assignment(chain)
     lowest = table.worst(chain)
     for slack in SLACK:
@@ -28,19 +41,26 @@ def cut_order(problem: Problem, order: list[int], max_cuts: int = 400) -> Iterat
             yield table.assignment(chain)
 
 
-def _prefixes(problem: Problem, order: list[int], max_cuts: int) -> Members:
-    position = np.empty(problem.items, dtype=np.int64)
-    position[order] = np.arange(problem.items)
-    return position[None, :] < np.asarray(_cuts(problem, order, position, max_cuts))[:, None]
+def _prefixes(position: NDArray[np.int64], cuts: list[int]) -> Members:
+    return position[None, :] < np.asarray(cuts)[:, None]
 
 
-def _cuts(problem: Problem, order: list[int], position: np.ndarray, max_cuts: int) -> list[int]:
+def _near(chosen: list[int], cuts: list[int], max_cuts: int) -> list[int]:
+    """The chosen cuts, all places near them, and a thin choice of the others."""
+    reach = max_cuts // (2 * len(chosen))
+    last = chosen[-1]
+    places = {p for c in chosen[1:-1] for p in range(max(1, c - reach), min(last, c + reach + 1))}
+    return sorted({*chosen, *places, *cuts[:: max(1, 4 * len(cuts) // max_cuts)], last})
+
+
+def _coarse_cuts(problem: Problem, order: list[int], position: NDArray[np.int64], max_cuts: int) -> list[int]:
     """All lengths, or of each of `max_cuts` equal shares of the work the one that the least time crosses."""
     if problem.items <= max_cuts:
         return list(range(problem.items + 1))
     change = np.zeros(problem.items + 1)
+    mean = problem.transfer.mean(axis=0)
     for n, net in enumerate(problem.nets):
-        seconds = problem.transfer[:, n].mean()
+        seconds = mean[n]
         change[position[net.producer] + 1] += seconds
         change[problem.items if net.to_end else max(position[r] for r in net.readers) + 1] -= seconds
     time = change.cumsum()

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autopart.solver.bounds import simple_bound
+from autopart.solver.bounds import containment_bound, simple_bound
 from autopart.solver.down_sets import solve_down_sets
 from autopart.solver.integer_program import ceiling, solve_program
-from autopart.solver.orders import orders
+from autopart.solver.orders import orders, shuffled
 from autopart.solver.prefixes import cut_order
 from autopart.solver.problem import Problem
 from autopart.solver.score import score
 
 # Orders that the prefix heuristic tries; more have not improved a plan of the zoo.
-ORDERS = 12
-# CP-SAT's deterministic seconds: what makes two runs stop at the same place.
-WORK_LIMIT = 10.0
+ORDERS = 8
+# Rounds of the local search without a better plan after which it ends.
+IDLE_ROUNDS = 6
+# CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
+# any machine of today: then two runs stop at the same place.
+WORK_PER_SECOND = 0.05
 
 Stop = Literal["proof", "time limit", "work limit"]
 
@@ -53,13 +58,14 @@ def search(problem: Problem, tolerance: float, time_limit_s: float, start: Seque
     deadline = time.monotonic() + time_limit_s
     if problem.stages == 1:
         return _single(problem)
-    bound = simple_bound(problem)
+    bounds = {"even shares": simple_bound(problem), "the heaviest item's company": containment_bound(problem)}
+    method, bound = max(bounds.items(), key=lambda b: b[1])
     best, value = first_plan(problem, bound * (1 + tolerance), deadline, start)
-    answer = Answer(best, value, bound, "proof", "even shares")
+    answer = Answer(best, value, bound, "proof", method)
     if answer.open(tolerance):
         answer = _by_down_sets(problem, answer, tolerance)
     if answer.open(tolerance):
-        answer = _by_program(problem, answer, tolerance, deadline)
+        answer = _by_program(problem, answer, tolerance, deadline, WORK_PER_SECOND * time_limit_s)
     return answer
 
 
@@ -73,7 +79,7 @@ def _by_down_sets(problem: Problem, answer: Answer, tolerance: float) -> Answer:
     )
 
 
-def _by_program(problem: Problem, answer: Answer, tolerance: float, deadline: float) -> Answer:
+def _by_program(problem: Problem, answer: Answer, tolerance: float, deadline: float, work: float) -> Answer:
     """Ask for plans better than the best by the tolerance, until it is proven that there are none."""
     while answer.open(tolerance):
         left = deadline - time.monotonic()
@@ -83,7 +89,8 @@ def _by_program(problem: Problem, answer: Answer, tolerance: float, deadline: fl
         # A little above what has to be excluded, so that rounding cannot leave the gap a hair too wide.
         cap = None if none else answer.value * (1 - 0.9 * tolerance)
         scale = ceiling(problem) / 100 if none else answer.value
-        result = solve_program(problem, cap, scale, left, WORK_LIMIT, tolerance / 2)
+        result = solve_program(problem, cap, scale, left, work, tolerance / 2)
+        work -= result.work
         if result.bound > answer.bound:
             answer = dataclasses.replace(answer, bound=result.bound, method="the integer program")
         improved = _better(problem, answer, result.assignment)
@@ -116,18 +123,24 @@ def _single(problem: Problem) -> Answer:
 def first_plan(
     problem: Problem, enough: float, deadline: float, start: Sequence[int] | None = None
 ) -> tuple[tuple[int, ...] | None, float]:
-    """The best plan along the first orders, or `start` if none is better."""
-    best: tuple[int, ...] | None = None
-    value = float("inf")
-    if start is not None:
-        given = score(problem, start)
-        if given.fits(problem):
-            best, value = tuple(start), given.step_s
-    for order in itertools.islice(orders(problem), ORDERS):
+    """The best plan along a few orders, then along orders that keep its stages; stops at a value of `enough`."""
+    answer = _better(problem, Answer(None, math.inf, 0.0, "proof", ""), start)
+
+    def tried(order: list[int], answer: Answer) -> Answer:
         for assignment in cut_order(problem, order):
-            result = score(problem, assignment)
-            if result.step_s < value and result.fits(problem):
-                best, value = tuple(assignment), result.step_s
-        if value <= enough or time.monotonic() > deadline:
+            answer = _better(problem, answer, assignment)
+        return answer
+
+    for order in itertools.islice(orders(problem), ORDERS):
+        answer = tried(order, answer)
+        if answer.value <= enough or time.monotonic() > deadline:
+            return answer.assignment, answer.value
+    generator = random.Random(0)
+    idle = 0
+    while answer.assignment is not None and idle < IDLE_ROUNDS:
+        if answer.value <= enough or time.monotonic() > deadline:
             break
-    return best, value
+        improved = tried(shuffled(problem, answer.assignment, generator), answer)
+        idle = idle + 1 if improved is answer else 0
+        answer = improved
+    return answer.assignment, answer.value

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Sequence
+from math import inf
 
 from autopart.cluster import Cluster
 from autopart.costs import Costs
-from autopart.errors import CaptureError, InfeasibleError, LimitError, UsageError
+from autopart.errors import CaptureError, LimitError, UsageError
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
@@ -18,12 +19,14 @@ from autopart.solver.granularity import Granularity, block_groups
 from autopart.solver.infeasible import explain
 from autopart.solver.lowering import Lowered, lower
 from autopart.solver.reductions import condense
-from autopart.solver.search import Answer, search
+from autopart.solver.search import Answer, first_plan, search
 from autopart.workload import OPTIMIZER_STATES, Workload
 
 GRANULARITIES = ("auto", "block", "operator")
 # Of the time limit, what the search for fewer stages and the one between blocks may take at most.
 SIDE_SHARE = 0.2
+# Wall time for finding what would make an infeasible request fit.
+EXPLAIN_S = 15.0
 
 
 def solve(
@@ -63,7 +66,10 @@ def solve(
     _check(granularity, threshold, tolerance, time_limit_s, workload)
     count = _stage_count(cluster, workload, stages)
     request = _Request(graph, costs, cluster, workload, granularity, threshold, tolerance)
-    choice = request.best(count, time_limit_s) if stages != "auto" else request.automatic(count, time_limit_s)
+    try:
+        choice = request.best(count, time_limit_s) if stages != "auto" else request.automatic(count, time_limit_s)
+    except _DoesNotFit as refusal:
+        raise explain(graph, costs, cluster, workload, refusal.lowered, EXPLAIN_S) from None
     return describe(choice, graph, costs, cluster, workload, model, tolerance, time.monotonic() - start)
 
 
@@ -99,6 +105,16 @@ def _stage_count(cluster: Cluster, workload: Workload, stages: int | str) -> int
     return stages
 
 
+class _DoesNotFit(Exception):
+    """Proven: no assignment of `lowered` keeps within the devices' memory."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        super().__init__(
+            f"{lowered.problem.stages} stages do not fit into the memory of {lowered.problem.processes} devices"
+        )
+        self.lowered = lowered
+
+
 @dataclasses.dataclass(frozen=True)
 class _Request:
     """What is asked for, whatever the number of stages."""
@@ -117,27 +133,35 @@ class _Request:
         fewer = range(places - per_process, 0, -per_process)
         try:
             choice = self.best(places, time_limit_s * (1 - SIDE_SHARE))
-        except (CaptureError, InfeasibleError) as error:
+        except (CaptureError, _DoesNotFit) as error:
             for count in fewer:
                 try:
                     choice = self.best(count, time_limit_s)
-                except (CaptureError, InfeasibleError):
+                except (CaptureError, _DoesNotFit):
                     continue
-                return choice.noting(_fewer_note(count, places, per_process, error.message))
+                return choice.noting(_fewer_note(count, places, per_process, str(error).partition("\n")[0]))
             raise
-        limit = time_limit_s * SIDE_SHARE / max(1, len(fewer))
-        for count in fewer:
-            lowered = lower(self.graph, self.costs, self.cluster, self.workload, count)
-            if simple_bound(lowered.problem) >= choice.value:
-                continue
-            try:
-                other = self.best(count, limit)
-            except (CaptureError, InfeasibleError, LimitError):
-                continue
-            if other.value < choice.value * (1 - self.tolerance):
-                reason = f"with {places} stages the step is predicted to take {choice.value:.4g} s instead"
-                choice = other.noting(_fewer_note(count, places, per_process, f"{reason} of {other.value:.4g} s"))
-        return choice
+        count, value = min(
+            ((c, self._first_value(c, choice.value)) for c in fewer), key=lambda p: p[1], default=(0, inf)
+        )
+        if value >= choice.value * (1 - self.tolerance):
+            return choice
+        other = self.best(count, time_limit_s * SIDE_SHARE)
+        reason = (
+            f"with {places} stages the step is predicted to take {choice.value:.4g} s instead of {other.value:.4g} s"
+        )
+        return other.noting(_fewer_note(count, places, per_process, reason))
+
+    def _first_value(self, stages: int, to_beat: float) -> float:
+        """Step time of a first plan with this many stages; infinite without one, or if none can be better."""
+        lowered = lower(self.graph, self.costs, self.cluster, self.workload, stages)
+        if simple_bound(lowered.problem) >= to_beat:
+            return inf
+        groups = list(lowered.groups)
+        if self.granularity == "block":
+            groups += map(tuple, block_groups(self.graph, lowered.calls).values())
+        problem = condense(lowered.problem, groups)[0]
+        return first_plan(problem, inf, inf)[1] if problem.items >= stages else inf
 
     def best(self, stages: int, time_limit_s: float) -> Choice:
         """The plan with exactly this many stages, cut as the granularity says."""
@@ -183,8 +207,8 @@ class _Request:
         values = {name: answer.value for name, (answer, _) in answers.items() if answer.assignment is not None}
         if not values:
             answer, _ = next(iter(answers.values()))
-            if answer.bound == float("inf"):
-                raise explain(self.graph, self.costs, self.cluster, self.workload, lowered)
+            if answer.bound == inf:
+                raise _DoesNotFit(lowered)
             raise LimitError(
                 f"no plan for {stages} stages was found within the time limit, and none was proven impossible",
                 "Raise the time limit, or ask for fewer microbatches or more devices.",

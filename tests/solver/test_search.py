@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from partition_oracle import legal, optimum, value_and_memory
 from random_problems import random_problem
 
-from autopart.solver.bounds import simple_bound
+from autopart.solver.bounds import containment_bound, simple_bound
 from autopart.solver.down_sets import solve_down_sets
 from autopart.solver.integer_program import ceiling, solve_program
 from autopart.solver.score import score
@@ -35,6 +35,7 @@ def test_the_search_finds_the_optimum_and_proves_it(seed):
     assert answer.bound <= best * (1 + 1e-9)
     assert answer.stopped_by == "proof"
     assert simple_bound(problem) <= best * (1 + 1e-9)
+    assert containment_bound(problem) <= best * (1 + 1e-9)
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
