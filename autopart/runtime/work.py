@@ -36,4 +36,5 @@ class Work:
         """Keep the wanted values of a microbatch that has passed the last stage."""
         if stage == self.last:
             here = {**self.inputs[microbatch], **known}
-            self.kept[microbatch] = {name: here[name].detach() for name in self.wanted}
+            # A relayed value lies in a receive buffer, which the next step overwrites.
+            self.kept[microbatch] = {name: here[name].detach().clone() for name in self.wanted}
