@@ -59,6 +59,10 @@ class Intervals:
         """The chain with the least fill among those whose loads are at most `limit`."""
         return self._chain(lambda s, least: np.where(self.load[s] <= limit, least[:, None] + self.fill[s], np.inf))
 
+    def most_even(self, limit: float) -> list[int] | None:
+        """The chain with the least sum of squared loads among those whose loads are at most `limit`."""
+        return self._chain(lambda s, least: np.where(self.load[s] <= limit, least[:, None] + self.load[s] ** 2, np.inf))
+
     def _chain(self, extend: Callable[[int, Floats], Floats]) -> list[int] | None:
         count = len(self.inside)
         least = np.full(count, np.inf)

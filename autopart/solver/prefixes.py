@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopart.solver.intervals import Members, tabulate
+from autopart.solver.orders import by_priority
 from autopart.solver.problem import Problem
 
 # Limits on the load to try, relative to the least that the order allows: a wider one may save transfers.
@@ -39,6 +40,23 @@ def cut_order(problem: Problem, order: list[int], max_cuts: int = 400) -> Iterat
         chain = table.least_fill(lowest * slack)
         if chain is not None:
             yield table.assignment(chain)
+
+
+def even_out(problem: Problem, assignment: Sequence[int], max_cuts: int = 400) -> list[int]:
+    """The same plan, or one no slower at its worst stage whose other stages share the rest of the work more evenly.
+
+    Where one item alone decides the step time, many plans are optimal, and some leave devices idle. Cuts move along the
+    order of the plan's stages and, within a stage, of the model.
+    """
+    order = by_priority(problem, lambda v: float(assignment[v]))
+    position = np.empty(problem.items, dtype=np.int64)
+    position[order] = np.arange(problem.items)
+    lengths = np.bincount(assignment, minlength=problem.stages).cumsum()
+    cuts = sorted({*_coarse_cuts(problem, order, position, max_cuts), *(int(n) for n in lengths)})
+    table = tabulate(problem, _prefixes(position, cuts))
+    given = [0, *(cuts.index(int(n)) for n in lengths)]
+    chain = table.most_even(table.worst(given))
+    return list(assignment) if chain is None else table.assignment(chain)
 
 
 def _prefixes(position: NDArray[np.int64], cuts: list[int]) -> Members:
