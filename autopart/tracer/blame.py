@@ -46,6 +46,8 @@ def _frames(trace: TracebackType | None):  # type: ignore[no-untyped-def]
 
 def source_line(model: nn.Module, error: BaseException) -> str | None:
     """`file:line: code` of the deepest line of the user's own code (outside torch) that was running."""
+    if isinstance(error, Uncapturable) and error.line is not None:
+        return error.line
     for cause in causes(error):
         lines = [f for f in traceback.extract_tb(cause.__traceback__) if not _is_library(f.filename)]
         if lines:

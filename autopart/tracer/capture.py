@@ -51,9 +51,8 @@ class Capturer:
         self.suspects: PythonState | None = None
         self.opaque: dict[str, OpaqueModule] = {}
         self.calls: dict[str, OpaqueCall] = {}
-        for path, module in model.named_modules():
-            if module._backward_hooks or module._backward_pre_hooks:
-                self.keep_whole(path, HOOK_REASON)
+        for path in modules_with_backward_hooks(model):
+            self.keep_whole(path, HOOK_REASON)
 
     def keep_whole(self, path: str, reason: str) -> None:
         """Make a submodule opaque.
@@ -155,6 +154,11 @@ class Capturer:
         record.copied_inputs = lowering.copied_inputs
         self.calls |= rewrite.calls
         return graph, record
+
+
+def modules_with_backward_hooks(model: nn.Module) -> list[str]:
+    """Paths of the modules whose backward hooks export would drop."""
+    return [path for path, m in model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
 
 
 class _Rewriting:

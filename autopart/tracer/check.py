@@ -148,8 +148,7 @@ class _Sides:
         gradients: dict[str, torch.Tensor | None] = {}
         loss = outputs[self.loss] if self.loss is not None and self.loss < len(outputs) else None
         if entries and loss is not None and loss.requires_grad:
-            found = torch.autograd.grad(loss, [e.tensor for e in entries], allow_unused=True)
-            gradients = {e.name: g for e, g in zip(entries, found, strict=True)}
+            gradients = _gradients(loss, {e.name: e.tensor for e in entries})
         return _Step([o.detach().clone() for o in outputs], [o.requires_grad for o in outputs], gradients)
 
     def _difference(self, wanted: _Step, got: _Step) -> str | None:
@@ -169,6 +168,19 @@ class _Sides:
             if gradient is not None and found is not None and not close(gradient, found, noise, self.coarse):
                 return f"the gradient of {name!r} is another"
         return None
+
+
+def _gradients(loss: torch.Tensor, parameters: dict[str, torch.Tensor]) -> dict[str, torch.Tensor | None]:
+    """Gradients by name, leaving `.grad` alone (reentrant checkpoints do not work with `torch.autograd.grad`)."""
+    held = {name: p.grad for name, p in parameters.items()}
+    try:
+        for parameter in parameters.values():
+            parameter.grad = None
+        loss.backward()
+        return {name: p.grad for name, p in parameters.items()}
+    finally:
+        for name, parameter in parameters.items():
+            parameter.grad = held[name]
 
 
 def varied(tensor: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,11 @@ class Uncapturable(Exception):
     Attributes:
         path: Module path at which it was made; None when no module is known.
         reason: For the person who reads the plan.
+        line: The user's source line ("file:line: code"), where the graph remembers it.
     """
 
-    def __init__(self, path: str | None, reason: str) -> None:
+    def __init__(self, path: str | None, reason: str, line: str | None = None) -> None:
         super().__init__(reason)
         self.path = path
         self.reason = reason
+        self.line = line

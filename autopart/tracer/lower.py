@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -135,7 +136,7 @@ class Lowering:
         if node.op == "call_module" or operator_name(node.target) in DROPPED:
             return  # guards on the inputs' shapes
         if node.op != "call_function":
-            raise Uncapturable(module_of(node), f"export left a {node.op} of {node.target}")
+            raise at(node, f"export left a {node.op} of {node.target}")
         if node.target.__class__.__module__ == "torch._ops" and getattr(node.target, "namespace", "") == "autopart":
             new = self.rewrite_opaque(self.graph, node, self._value)
             if new is not None:
@@ -163,7 +164,7 @@ class Lowering:
     def _inline(self, node: fx.Node, owner: torch.nn.Module) -> None:
         name = node.target._name if hasattr(node.target, "_name") else str(node.target)
         if name not in CONTEXTS:
-            raise Uncapturable(module_of(node), f"the higher-order operator {name} cannot be split")
+            raise at(node, f"the higher-order operator {name} cannot be split")
         position = next(i for i, arg in enumerate(node.args) if isinstance(arg, fx.Node) and arg.op == "get_attr")
         body: Any = getattr(owner, str(node.args[position].target))  # type: ignore[union-attr]
         given = iter(self._value(node.args[position + 1 :]))
@@ -231,15 +232,21 @@ def module_of(node: fx.Node) -> str | None:
     return path[2:] if path == "m" or path.startswith("m.") else None
 
 
+def at(node: fx.Node, reason: str) -> Uncapturable:
+    """The error that names a node's module and source line."""
+    frames = re.findall(r'File "(.*)", line (\d+), in .*\n\s*(.*)', node.meta.get("stack_trace") or "")
+    return Uncapturable(module_of(node), reason, "{}:{}: {}".format(*frames[-1]) if frames else None)
+
+
 def refuse_symbols(node: fx.Node) -> None:
     """Sizes that depend on the data cannot be planned."""
     values = node.meta.get("val")
     for value in values if isinstance(values, (list, tuple)) else [values]:
         if isinstance(value, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value):
-            raise Uncapturable(module_of(node), "torch.func or torch.vmap is used")
+            raise at(node, "torch.func or torch.vmap is used")
         symbolic = isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool))
         if symbolic or (isinstance(value, torch.Tensor) and any(isinstance(n, torch.SymInt) for n in value.shape)):
-            raise Uncapturable(module_of(node), f"{node.target} makes a size or number that depends on the data")
+            raise at(node, f"{node.target} makes a size or number that depends on the data")
 
 
 def gives_its_argument(node: fx.Node) -> bool:

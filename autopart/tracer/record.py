@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopart.errors import UsageError
 from autopart.runtime.structure import decode
 from autopart.tracer.blame import reason_of
 from autopart.tracer.call import Call
@@ -48,6 +49,12 @@ def record_opaque_calls(model: nn.Module, call: Call, opaque: Mapping[str, Opaqu
     except Uncapturable:
         raise
     except Exception as error:
+        if all(p.device.type != "meta" for p in model.parameters()):
+            mode = "training" if model.training else "evaluation"
+            raise UsageError(
+                f"{type(model).__name__} fails on one microbatch in {mode} mode: {reason_of(error)}",
+                "Use fewer microbatches, or a larger global batch.",
+            ) from None
         raise Uncapturable(
             "", f"what {', '.join(opaque)} gives back cannot be recorded without values: {reason_of(error)}"
         ) from error
