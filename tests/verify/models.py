@@ -1,4 +1,4 @@
-"""A small model with one of each: a tied weight, batch norm, dropout, a long skip, an integer input, a loss of its own."""
+"""A small model with one of each: a tied weight, batch norm, dropout, a long skip, integer inputs, its own loss."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(0.2)
 
     def forward(self, x: torch.Tensor, first: torch.Tensor) -> torch.Tensor:
-        return x + self.dropout(torch.tanh(self.norm(self.linear(x)))) * torch.sigmoid(first)
+        return torch.tanh(x + self.dropout(self.norm(self.linear(x))) * torch.sigmoid(first))
 
 
 class Mixed(nn.Module):
@@ -37,10 +37,18 @@ class Mixed(nn.Module):
         return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits, "first": first}
 
 
-def mixed() -> tuple[Mixed, dict[str, torch.Tensor]]:
-    """The model, in float64, and the keyword arguments of one global batch."""
+def mixed(frozen_blocks: int = 0) -> tuple[Mixed, dict[str, torch.Tensor]]:
+    """The model, in float64, and the keyword arguments of one global batch.
+
+    Args:
+        frozen_blocks: That many blocks, and the embedding before them, are frozen; the head then has its own weight.
+    """
     generator = torch.Generator().manual_seed(3)
     torch.manual_seed(4)
     model = Mixed().double()
+    if frozen_blocks:
+        model.head.weight = nn.Parameter(model.head.weight.detach().clone())
+        for module in (model.embedding, *model.blocks[:frozen_blocks]):
+            module.requires_grad_(False)
     ids, labels = (torch.randint(WORDS, (ROWS, LENGTH), generator=generator) for _ in range(2))
     return model, {"ids": ids, "labels": labels}

@@ -8,23 +8,25 @@ from pathlib import Path
 
 import pytest
 from launching import in_pool
-from models import MICROBATCHES, Mixed, mixed
 from pool import Pool
 
 import autopart
 from autopart.runtime.schedules import SCHEDULES
 from autopart.verify import verify
+from models import MICROBATCHES, Mixed, mixed
 
 STAGES = 4
 
 
+def emitted(folder: Path, frozen_blocks: int = 0) -> Path:
+    model, kwargs = mixed(frozen_blocks)
+    options = {"microbatches": MICROBATCHES, "stages": STAGES, "optimizer": "sgd", "granularity": "block"}
+    return autopart.partition(model, "4xA100-80G", example_kwargs=kwargs, **options).emit(folder / "package")
+
+
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    model, kwargs = mixed()
-    plan = autopart.partition(
-        model, "4xA100-80G", example_kwargs=kwargs, microbatches=MICROBATCHES, stages=STAGES, optimizer="sgd"
-    )
-    return plan.emit(tmp_path_factory.mktemp("emitted") / "package")
+    return emitted(tmp_path_factory.mktemp("emitted"))
 
 
 @pytest.fixture(scope="module")
@@ -79,13 +81,6 @@ def edit(folder: Path, pattern: str, replacement: str, file: str, count: int = 0
 FAULTS = {
     "tie not summed": (r"^TIES = .*?\n\n", "TIES = ()\n\n", "pipeline.py", 1, "1f1b"),
     "loss not scaled": (r"1\.0 / self\.microbatches", "1.0", "runtime/engine.py", 0, "1f1b"),
-    "exit gate left out": (
-        r"return gated\(token, \[to_wire.*?\n",
-        "return (token, *(known[v.name] for v in self.sent))\n",
-        "runtime/boundary.py",
-        0,
-        "zbv",
-    ),
     "buffer not updated": (r"nn\.BatchNorm1d\(6", "nn.BatchNorm1d(6, momentum=0.0", "*.py", 0, "1f1b"),
     "boundary values swapped": (
         r"(Stage\(Stage2, takes=\()('\w+'|\"\w+\"), ('\w+'|\"\w+\")",
@@ -113,3 +108,16 @@ def test_a_fault_is_found(pool: Pool, package: Path, model: Mixed, tmp_path: Pat
     edit(copy, pattern, replacement, file, count)
     report = verify(copy, model, schedule=schedule, launch=in_pool(pool))
     assert not report.passed, f"{fault} passed:\n{report}"
+
+
+def test_a_frozen_start_needs_the_token(pool: Pool, tmp_path: Path) -> None:
+    folder = emitted(tmp_path, frozen_blocks=4)
+    model, _ = mixed(frozen_blocks=4)
+    report = verify(folder, model, schedule="interleavedzerobubble", launch=in_pool(pool))
+    assert report.passed, str(report)
+    shutil.rmtree(folder / "runtime" / "__pycache__", ignore_errors=True)
+    without = "passed = Gate.apply(*through) if through else ()"
+    edit(folder, r"token, \*passed = Gate\.apply\(token, \*through\)", without, "runtime/boundary.py")
+    report = verify(folder, model, schedule="interleavedzerobubble", launch=in_pool(pool))
+    assert not report.passed
+    assert "None" in " ".join(report.failures) or report.worst_relative_error["gradient"] > 0.1
