@@ -1,0 +1,195 @@
+"""Plans of captured models: their values, limits, refusals and promises."""
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from plan_oracle import crossings, least_memory, stages_of_state, step_time
+
+from autopart.errors import CaptureError, InfeasibleError, UsageError
+from autopart.plan import Plan
+from autopart.solver import solve
+
+CASES = ["gpt2", "t5"]
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_the_step_time_is_what_an_independent_scorer_finds(case, stages, schedule, request):
+    arguments = request.getfixturevalue(case).on("4xA100-80G", schedule=schedule)
+    plan = solve(*arguments, stages=stages)
+    assert plan.step_time_s == pytest.approx(step_time(*arguments, plan), rel=1e-9)
+    assert plan.lower_bound_s <= plan.step_time_s
+    assert plan.gap == pytest.approx(1 - plan.lower_bound_s / plan.step_time_s, abs=1e-9)
+    assert (plan.status == "optimal") == (plan.gap <= 0.001)
+    assert plan.stopped_by == "proof"
+    assert plan.gap <= 0.011
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_call_has_a_stage_no_value_flows_backwards_and_colocated_nodes_stay_together(case, request):
+    graph, *rest = request.getfixturevalue(case).on("4xA100-80G")
+    plan = solve(graph, *rest, stages=4)
+    assert set(plan.assignment) == {node.name for node in graph.primary.calls}
+    assert set(plan.assignment.values()) == {0, 1, 2, 3}
+    for node in graph.primary.calls:
+        for user in node.users:
+            if user.name in plan.assignment:
+                assert plan.assignment[node.name] <= plan.assignment[user.name]
+    for names in graph.primary.colocated:
+        assert len({plan.assignment[name] for name in names if name in plan.assignment}) <= 1
+
+
+def test_stages_report_their_own_parameters_and_times(gpt2):
+    graph, costs, cluster, workload = gpt2.on("4xA100-80G")
+    plan = solve(graph, costs, cluster, workload, stages=4)
+    used = stages_of_state(graph, plan)
+    for s, stage in enumerate(plan.per_stage):
+        own = [e for key, e in graph.state.items() if e.kind == "parameter" and s in used.get(key, ())]
+        assert stage.parameters == sum(e.tensor.numel() for e in own)
+        names = [name for name, at in plan.assignment.items() if at == s]
+        assert stage.nodes == len(names)
+        times = costs.times[cluster.devices[s].name]
+        assert stage.forward_s == pytest.approx(sum(times[n].forward_s for n in names))
+        assert stage.peak_memory_bytes >= least_memory(graph, costs, workload, plan, s)
+        assert stage.peak_memory_bytes <= stage.memory_limit_bytes
+    seconds = [stage.forward_s + stage.backward_s for stage in plan.per_stage]
+    assert plan.balance == pytest.approx(sum(seconds) / len(seconds) / max(seconds))
+
+
+def test_baselines_are_never_faster_than_an_optimal_plan_that_may_cut_anywhere(gpt2):
+    plan = solve(*gpt2.on("4xA100-80G"), stages=4, granularity="operator")
+    named = {baseline.name: baseline for baseline in plan.baselines}
+    assert set(named) == {"one device", "uniform layers", "balanced parameters"}
+    assert named["uniform layers"].fits and named["balanced parameters"].fits
+    for name in ("uniform layers", "balanced parameters"):
+        assert named[name].step_time_s >= plan.lower_bound_s
+
+
+def test_a_tied_weight_is_charged_in_each_stage_that_holds_it(gpt2):
+    graph, costs, cluster, workload = gpt2.on("2xA100-80G")
+    plan = solve(graph, costs, cluster, workload, stages=2)
+    tied = next(key for key, entry in graph.state.items() if len(entry.names) > 1)
+    assert stages_of_state(graph, plan)[tied] == {0, 1}
+    once = sum(e.tensor.numel() for e in graph.state.values() if e.kind == "parameter")
+    assert sum(stage.parameters for stage in plan.per_stage) == once + graph.state[tied].tensor.numel()
+
+
+def test_memory_limits_shape_the_plan_and_are_kept(gpt2):
+    free = solve(*gpt2.on("2xA100-80G"), stages=2, granularity="operator")
+    worst = max(range(2), key=lambda s: free.per_stage[s].peak_memory_bytes)
+    low, high = min(s.peak_memory_bytes for s in free.per_stage), free.per_stage[worst].peak_memory_bytes
+    limit = (low + 3 * high) / 4 / 0.94
+    tight = solve(*gpt2.on("2xA100-80G", memory_bytes=limit), stages=2, granularity="operator")
+    assert all(s.peak_memory_bytes <= s.memory_limit_bytes < high for s in tight.per_stage)
+    assert tight.step_time_s >= free.lower_bound_s
+    assert tight.assignment != free.assignment
+
+
+def test_an_infeasible_request_names_the_device_the_shortfall_and_a_change_that_is_enough(gpt2):
+    with pytest.raises(InfeasibleError) as refusal:
+        solve(*gpt2.on("2xA100-80G", memory_bytes=2_000_000), stages=2)
+    assert refusal.value.exit_status == 3
+    assert "GPT2LMHeadModel" in refusal.value.message and "too little" in refusal.value.message
+    assert "device" in refusal.value.message and "(stage" in refusal.value.message
+    proposed = float(refusal.value.hint.split("It fits with ")[1].split(" GiB")[0]) * 2**30
+    solve(*gpt2.on("2xA100-80G", memory_bytes=proposed + 0.005 * 2**30), stages=2)
+
+
+def test_more_stages_than_places_to_cut_are_refused_with_the_number_that_is_possible(gpt2):
+    with pytest.raises(CaptureError, match=r"At most \d+ stages are possible"):
+        solve(*gpt2.on("4000xA100-80G"), stages=4000)
+
+
+def test_more_stages_than_devices_are_a_usage_error(gpt2):
+    with pytest.raises(UsageError, match="need 4 devices"):
+        solve(*gpt2.on("2xA100-80G"), stages=4)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("granularity", "layer"), ("threshold", 1.5), ("time_limit_s", 0), ("stages", 0), ("stages", True)],
+)
+def test_a_wrong_option_is_a_usage_error_that_names_it(gpt2, option, value):
+    with pytest.raises(UsageError, match=option):
+        solve(*gpt2.on("2xA100-80G"), **{option: value})
+
+
+def test_block_cuts_are_taken_unless_operator_cuts_gain_more_than_the_threshold(gpt2):
+    arguments = gpt2.on("4xA100-80G")
+    block = solve(*arguments, stages=4, granularity="block")
+    operator = solve(*arguments, stages=4, granularity="operator")
+    assert operator.step_time_s <= block.step_time_s * 1.001
+    gain = 1 - operator.step_time_s / block.step_time_s
+    assert gain > 0.002
+    low, high = (
+        solve(*arguments, stages=4, threshold=gain / 2),
+        solve(*arguments, stages=4, threshold=min(0.9, gain * 2)),
+    )
+    assert (low.granularity, high.granularity) == ("operator", "block")
+    assert low.alternatives["block"] == pytest.approx(block.step_time_s, rel=2e-3)
+    assert high.alternatives["operator"] == pytest.approx(operator.step_time_s, rel=2e-3)
+    assert high.step_time_s == pytest.approx(block.step_time_s, rel=2e-3)
+
+
+def test_a_slower_device_gets_less_work(gpt2):
+    plan = solve(*gpt2.on("A100-80G,T4"), stages=2, granularity="operator")
+    _, costs, cluster, _ = gpt2.on("A100-80G,T4")
+    fast = costs.times[cluster.devices[0].name]
+    work = [sum(fast[n].forward_s for n, s in plan.assignment.items() if s == stage) for stage in (0, 1)]
+    assert work[0] > work[1]
+    assert plan.step_time_s == pytest.approx(step_time(*gpt2.on("A100-80G,T4"), plan), rel=1e-9)
+
+
+def test_fewer_stages_are_chosen_only_with_a_reason(gpt2):
+    graph, costs, cluster, workload = gpt2.on("4xA100-80G")
+    slow = dataclasses.replace(cluster.intra_node, latency_s=1.0)
+    plan = solve(graph, costs, dataclasses.replace(cluster, intra_node=slow), workload)
+    assert plan.strategy.stages == 1
+    assert any("1 of 4 devices are used" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("schedule", ["interleaved1f1b", "zbv"])
+def test_schedules_with_two_stages_a_process_balance_processes(gpt2, schedule):
+    plan = solve(*gpt2.on("2xA100-80G", schedule=schedule), time_limit_s=10)
+    assert plan.strategy.stages == 4
+    expected = [0, 1, 0, 1] if schedule == "interleaved1f1b" else [0, 1, 1, 0]
+    assert [stage.devices[0] for stage in plan.per_stage] == expected
+    assert plan.lower_bound_s <= plan.step_time_s
+
+
+def test_a_plan_survives_its_file(gpt2, tmp_path):
+    plan = solve(*gpt2.on("2xA100-80G"), stages=2, model="hf:gpt2")
+    (tmp_path / "plan.json").write_text(plan.to_json())
+    assert Plan.load(tmp_path / "plan.json") == plan
+
+
+PROGRAM = """
+import sys
+sys.path.insert(0, {here!r})
+from conftest import Case, gpt2_model
+from autopart.solver import solve
+print(solve(*Case(*gpt2_model()).on("4xA100-80G"), stages=4).to_json())
+"""
+
+
+def test_two_processes_make_the_same_plan(gpt2):
+    here = str(Path(__file__).parent)
+    texts = []
+    for seed in ("1", "2"):
+        run = subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(here=here)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={"PYTHONPATH": ":".join(p for p in sys.path if p), "PYTHONHASHSEED": seed, "PATH": ""},
+        )
+        data = json.loads(run.stdout)
+        del data["seconds"]
+        texts.append(data)
+    assert texts[0] == texts[1]
+    assert crossings(gpt2.graph, Plan.from_json(run.stdout))
