@@ -10,6 +10,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -126,7 +127,7 @@ class Plan:
                 "Write the file anew with `autopart partition`.",
             )
         try:
-            plan = TypeAdapter(Plan).validate_json(json.dumps(data))
+            plan = _adapter().validate_json(json.dumps(data))
         except ValidationError as error:
             first = error.errors()[0]
             key = ".".join(str(part) for part in first["loc"])
@@ -142,6 +143,11 @@ class Plan:
         except OSError as error:
             raise InputFileError(f"{path}: {error.strerror}") from None
         return Plan.from_json(text, where=str(path))
+
+
+@cache
+def _adapter() -> TypeAdapter[Plan]:
+    return TypeAdapter(Plan)
 
 
 def _plain(value: Any) -> Any:
