@@ -89,6 +89,7 @@ class StateTable:
             found.sort(key=lambda r: r[:2])
             for (_, end, one), (start, _, other) in itertools.pairwise(found):
                 if start < end:
+                    one, other = sorted((one, other), key=lambda e: int(e.key[1:]))
                     raise CaptureError(
                         f"parameters {one.name!r} and {other.name!r} share memory without being the same tensor",
                         "Tie them by assigning the same Parameter to both names, or give each its own memory (.clone()).",
