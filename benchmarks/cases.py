@@ -33,6 +33,7 @@ def run(file: Path, processes: int, schedule: str, dtype: torch.dtype | None) ->
             ["CPU"] * processes,
             example_inputs=loaded.args,
             example_kwargs=loaded.kwargs,
+            stages=processes,
             schedule=schedule,
             dtype=dtype,
             name=file.stem,

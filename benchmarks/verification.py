@@ -20,6 +20,7 @@ from torch.nn import functional
 from autopart import partition
 from autopart.errors import AutopartError
 from autopart.model_spec import load
+from autopart.runtime.schedules import SCHEDULES
 from autopart.verify import verify
 from autopart.verify.report import KINDS
 from autopart.zoo import selected
@@ -61,6 +62,7 @@ def run(spec: str, processes: int, schedule: str, loss_fn: Callable[..., Any] | 
             example_kwargs=loaded.kwargs,
             loss_fn=loss_fn,
             target=target,
+            stages=processes * SCHEDULES[schedule].stages_per_process,
             schedule=schedule,
             dtype=torch.float64,
         )
@@ -70,6 +72,7 @@ def run(spec: str, processes: int, schedule: str, loss_fn: Callable[..., Any] | 
     errors = report.worst_relative_error
     return {
         "passed": report.passed,
+        "stages": plan.strategy.stages,
         **{kind: errors[kind] for kind in errors},
         "parameters": report.parameters,
         "seconds": time.perf_counter() - start,
