@@ -108,7 +108,7 @@ def _pooling(*names: str) -> Callable[[_Call], Arguments]:
     return arguments
 
 
-_Rule = tuple[str, Callable[[_Call], Arguments]]
+_Rule = tuple[str, Callable[[_Call], Arguments | None]]
 
 _LEAVES: dict[str, _Rule] = {
     "aten::linear": ("nn.Linear", _linear),
@@ -147,6 +147,8 @@ _LEAVES: dict[str, _Rule] = {
     "aten::silu_": ("nn.SiLU", lambda c: [("inplace", True)]),
     "aten::tanh": ("nn.Tanh", lambda c: []),
     "aten::sigmoid": ("nn.Sigmoid", lambda c: []),
+    "aten::softmax": ("nn.Softmax", lambda c: [("dim", c["dim"])] if c["dtype"] is None else None),
+    "aten::log_softmax": ("nn.LogSoftmax", lambda c: [("dim", c["dim"])] if c["dtype"] is None else None),
     "aten::mish": ("nn.Mish", lambda c: []),
     "aten::hardswish": ("nn.Hardswish", lambda c: []),
     "aten::hardswish_": ("nn.Hardswish", lambda c: [("inplace", True)]),
@@ -212,7 +214,10 @@ def _match_call(module: Module, call: Frame) -> Leaf | None:
     c = _Call(op, module)
     if any(isinstance(v, Switch) for k, v in op.args.items() if k != _FLAGS.get(name)):
         return None
-    found = [(k, v) for k, v in arguments(c) if k is None or k not in _DEFAULTS or not _same(_DEFAULTS[k], v)]
+    wanted = arguments(c)
+    if wanted is None:
+        return None
+    found = [(k, v) for k, v in wanted if k is None or not _is_default(constructor, k, v)]
     parameters = [e.tensor for e in module.state.values() if e.tensor.is_floating_point()]
     if parameters:
         if len({p.dtype for p in parameters}) > 1:
@@ -220,6 +225,12 @@ def _match_call(module: Module, call: Frame) -> Leaf | None:
         if parameters[0].dtype != torch.float32:
             found.append(("dtype", parameters[0].dtype))
     return Leaf(constructor, found)
+
+
+def _is_default(constructor: str, name: str, value: Any) -> bool:
+    if name == "eps":
+        return constructor != "nn.RMSNorm" and _same(1e-5, value)
+    return name in _DEFAULTS and _same(_DEFAULTS[name], value)
 
 
 def _same(default: Any, value: Any) -> bool:

@@ -7,7 +7,8 @@ Operations that both graphs share are written once; a constant that differs beco
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterator
+import operator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -200,7 +201,10 @@ class _Merger:
 
     def _pair(self, training: fx.Node, evaluation: fx.Node) -> None:
         try:
-            arguments = self._merge(self._arguments(training), self._arguments(evaluation))
+            first, second = self._arguments(training), self._arguments(evaluation)
+            if first.keys() != second.keys():
+                first, second = (_with_defaults(training.target, a, first | second) for a in (first, second))
+            arguments = self._merge(first, second)
         except _Mismatch:
             self._append(training, "training", self._arguments(training))
             self._append(evaluation, "evaluation", self._arguments(evaluation))
@@ -313,13 +317,18 @@ class _Merger:
         return [op for op in self.ops if op in needed]
 
 
+def _with_defaults(target: Any, arguments: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The arguments called `names`, in the order of the schema; those that were left out get their defaults."""
+    if not isinstance(target, torch._ops.OpOverload):
+        return arguments
+    return {a.name: arguments.get(a.name, a.default_value) for a in target._schema.arguments if a.name in names}
+
+
 def _operations(capture: Capture) -> list[fx.Node]:
     return [n for n in capture.calls if not _is_getitem(n) and not _is_check(n)]
 
 
 def _is_getitem(node: fx.Node) -> bool:
-    import operator
-
     return node.op == "call_function" and node.target is operator.getitem
 
 
