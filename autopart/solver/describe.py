@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+from collections.abc import Sequence
 from importlib.metadata import version
 
 import numpy as np
@@ -20,6 +21,9 @@ from autopart.solver.reductions import condense
 from autopart.solver.score import Score, score
 from autopart.solver.search import Stop
 from autopart.workload import Workload
+
+# A stage with less than this share of the worst stage's time is called nearly idle.
+IDLE_SHARE = 0.05
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -91,7 +95,7 @@ def describe(
         cluster=cluster.to_data(),
         alternatives=choice.alternatives,
         seconds={"solve": seconds},
-        notes=(*graph.notes, *choice.notes, *_notes(choice, tolerance)),
+        notes=(*graph.notes, *choice.notes, *_idle_notes(times), *_notes(choice, tolerance)),
         versions={name: version(name) for name in ("torch", "ortools")} | {"python": platform.python_version()},
     )
 
@@ -142,6 +146,18 @@ def _baselines(
             baselines.BALANCED_PARAMETERS, problem, baselines.balanced_parameters(problem), "too few places to cut"
         ),
     )
+
+
+def _idle_notes(times: Sequence[float]) -> list[str]:
+    """Why some stages have next to nothing to do, if some have."""
+    idle = [s for s, time in enumerate(times) if time < IDLE_SHARE * max(times)]
+    if not idle:
+        return []
+    worst = times.index(max(times))
+    return [
+        f"stages {', '.join(map(str, idle))} are nearly idle: stage {worst} decides the step time, and to share the rest "
+        "out more evenly would cost more transfers than it saves"
+    ]
 
 
 def _notes(choice: Choice, tolerance: float) -> list[str]:
