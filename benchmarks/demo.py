@@ -17,7 +17,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-MODEL = "hf:gpt2?batch=8&seq=64"
+MODEL = "hf:gpt2?batch=8&seq=32"
 PROCESSES = 4
 STEPS = 4
 FOLDER = Path("out/demo")

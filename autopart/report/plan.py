@@ -9,17 +9,18 @@ from autopart.report.text import count, gibibytes, milliseconds, percent, printa
 
 def format_plan(plan: Plan) -> str:
     """Everything a person wants to know of a plan, as lines of text."""
-    parts = [_heading(plan), _stages(plan), _totals(plan)]
+    cluster = Cluster.from_data(plan.cluster)
+    parts = [_heading(plan, cluster), _stages(plan), _totals(plan)]
     if plan.baselines:
         parts.append(_baselines(plan))
-    if plan.notes:
-        parts.append("Notes\n" + "\n".join(f"- {printable(note)}" for note in plan.notes))
+    notes = dict.fromkeys((*cluster.notes, *plan.notes))
+    if notes:
+        parts.append("Notes\n" + "\n".join(f"- {printable(note)}" for note in notes))
     return "\n\n".join(parts)
 
 
-def _heading(plan: Plan) -> str:
+def _heading(plan: Plan, cluster: Cluster) -> str:
     strategy = plan.strategy
-    cluster = Cluster.from_data(plan.cluster)
     stages = "1 stage" if strategy.stages == 1 else f"{strategy.stages} stages"
     rows = "1 row" if strategy.microbatch_size == 1 else f"{strategy.microbatch_size} rows"
     return (
