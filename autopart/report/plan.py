@@ -57,8 +57,9 @@ def _totals(plan: Plan) -> str:
         ("balance", f"{plan.balance:.3f} (mean stage time / worst stage time)"),
         ("cuts", _cuts(plan)),
     ]
-    if plan.seconds:
-        rows.append(("made in", ", ".join(f"{step} {value:.1f} s" for step, value in plan.seconds.items())))
+    steps = [step for step in ("trace", "profile", "solve", "emit") if step in plan.seconds]
+    if steps:
+        rows.append(("made in", ", ".join(f"{step} {plan.seconds[step]:.1f} s" for step in steps)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
 

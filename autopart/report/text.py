@@ -16,8 +16,9 @@ def milliseconds(time_s: float | None) -> str:
 
 
 def gibibytes(count: float) -> str:
-    """Bytes as GiB with two decimals, without the unit."""
-    return f"{count / 2**30:.2f}"
+    """Bytes as GiB with two decimals (two digits where it is little), without the unit."""
+    amount = count / 2**30
+    return f"{amount:.2f}" if amount >= 0.1 or not count else f"{amount:.2g}"
 
 
 def percent(share: float) -> str:
@@ -45,7 +46,5 @@ def printable(text: str) -> str:
 
 
 def _digits(value: float) -> str:
-    """Four significant digits, never in exponents."""
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.{max(0, 3 - len(str(int(value))) + 1 if value < 1 else 4 - len(str(int(value))))}f}"
+    """Four significant digits."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
