@@ -89,6 +89,17 @@ def test_input_and_weight_gradients_are_apart() -> None:
     assert sum(k.flops for k in frozen.backward) == product and frozen.backward == frozen.backward_input
 
 
+def test_the_parameters_of_a_model_are_its_weights() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64))
+    graph = trace(model, (torch.randn(256, 64),), check=False)
+    times = profile(graph, Cluster.parse("CPU")).times["CPU"]
+    first, tanh, second = [times[node.name] for node in graph.primary.calls][:3]
+    product_s = 2 * 256 * 64 * 64 / 90e9
+    assert first.backward_input_s == 0 and first.backward_weight_s > product_s
+    assert tanh.backward_input_s > 0 and tanh.backward_weight_s == 0
+    assert second.backward_input_s > product_s and second.backward_weight_s > product_s
+
+
 def test_bytes_are_what_a_kernel_must_read_and_write() -> None:
     (add,) = run(
         aten.add.Tensor, tensor(100, 30, requires_grad=False), tensor(100, 30, requires_grad=False)
