@@ -155,8 +155,8 @@ def _idle_notes(times: Sequence[float]) -> list[str]:
         return []
     worst = times.index(max(times))
     return [
-        f"stages {', '.join(map(str, idle))} are nearly idle: stage {worst} decides the step time, and to share the rest "
-        "out more evenly would cost more transfers than it saves"
+        f"stages {', '.join(map(str, idle))} are nearly idle: stage {worst} decides the step time, "
+        "and to share the rest out more evenly would cost more transfers than it saves"
     ]
 
 
