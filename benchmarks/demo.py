@@ -47,7 +47,7 @@ def main() -> None:
     _, planned_s = show("autopart", "partition", MODEL, *devices, "--out", str(package))
     text, verified_s = show("autopart", "verify", str(package), "--json", capture=True)
     batches = write_batches(FOLDER / "batches.pt")
-    train = ("--batches", str(batches), "--lr", "5e-4", "--save", str(trained))
+    train = ("--batches", str(batches), "--lr", "2e-4", "--save", str(trained))
     _, trained_s = show("torchrun", "--nproc-per-node", str(PROCESSES), str(package / "train.py"), *train)
 
     plan, checked = json.loads((package / "plan.json").read_text()), json.loads(text)
