@@ -1,0 +1,145 @@
+"""Operators whose arguments are shards and which need more than the operator itself: they exchange something inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .collectives import ShapeRanks, all_reduce, group
+
+
+@contextmanager
+def rank_stream(device: torch.device) -> Iterator[None]:
+    """Random numbers of this rank's own stream inside; the common stream moves on by one draw, on every rank alike.
+
+    The draw is from the generator of the CPU, so that nothing waits for a GPU, and so that recomputation of an activation
+    checkpoint, which restores that generator, repeats it.
+    """
+    ranks = group()
+    if isinstance(ranks, ShapeRanks):
+        yield
+        return
+    seed = int(torch.randint(2**48, ()).item()) * ranks.size + ranks.rank
+    devices = [device] if device.type != "cpu" else []
+    with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
+        torch.manual_seed(seed)
+        yield
+
+
+def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
+    """Dropout of a shard: every rank draws its own mask."""
+    with rank_stream(x.device):
+        return F.dropout(x, p, training=True)
+
+
+def attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, dropout_p: float, **options: Any
+) -> torch.Tensor:
+    """Scaled dot-product attention with dropout on shards: every rank draws its own mask."""
+    with rank_stream(query.device):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
+
+
+def vocabulary_embedding(weight: torch.Tensor, indices: torch.Tensor, padding_idx: int = -1) -> torch.Tensor:
+    """Embedding of a table whose rows are cut among the ranks; a summand of the result.
+
+    Args:
+        weight: This rank's rows, [words of a rank, width].
+        indices: Indices into the whole table.
+        padding_idx: Row of the whole table that receives no gradient; negative for none.
+    """
+    rows = weight.shape[0]
+    local = indices - group().rank * rows
+    mine = (local >= 0) & (local < rows)
+    if padding_idx >= 0:
+        gives_gradient = (indices != padding_idx).unsqueeze(-1)
+    found = F.embedding(torch.where(mine, local, 0), weight)
+    if padding_idx >= 0:
+        found = torch.where(gives_gradient, found, found.detach())
+    return torch.where(mine.unsqueeze(-1), found, torch.zeros((), dtype=found.dtype, device=found.device))
+
+
+class _VocabularyCrossEntropy(torch.autograd.Function):
+    """Cross-entropy of rows of logits whose classes are cut among the ranks (Megatron-LM, section 3)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: torch.Tensor, target: torch.Tensor, classes: int, ignore_index: int) -> torch.Tensor:
+        ranks = group()
+        width = logits.shape[1]
+        first = ranks.rank * width
+        padding = torch.arange(first, first + width, device=logits.device) >= classes
+        logits = logits.masked_fill(padding, -torch.inf)
+        shifted = logits - ranks.all_reduce(logits.amax(1), maximum=True).unsqueeze(1)
+        exponents = shifted.exp()
+        total = ranks.all_reduce(exponents.sum(1))
+        valid = target != ignore_index
+        local = torch.where(valid, target, 0) - first
+        mine = (local >= 0) & (local < width)
+        local = torch.where(mine, local, 0)
+        chosen = torch.where(mine, shifted.gather(1, local.unsqueeze(1)).squeeze(1), 0)
+        losses = torch.where(valid, total.log() - ranks.all_reduce(chosen), 0)
+        ctx.save_for_backward(exponents / total.unsqueeze(1), local, mine, valid)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        probabilities, local, mine, valid = ctx.saved_tensors
+        result = probabilities.scatter_add(1, local.unsqueeze(1), -mine.unsqueeze(1).to(probabilities.dtype))
+        return result * (gradient * valid).unsqueeze(1), None, None, None
+
+
+def vocabulary_cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, classes: int, reduction: int = 1, ignore_index: int = -100
+) -> torch.Tensor:
+    """Cross-entropy of logits whose classes are cut among the ranks; the result is whole on every rank.
+
+    Args:
+        logits: This rank's columns, [rows, classes of a rank], padding behind the last class.
+        target: Classes of the whole, [rows].
+        classes: Number of classes without padding.
+        reduction: 0 none, 1 mean over rows that are not ignored, 2 sum (as in ATen).
+    """
+    losses = _VocabularyCrossEntropy.apply(logits, target, classes, ignore_index)
+    if reduction == 0:
+        return losses
+    return losses.sum() / (target != ignore_index).sum() if reduction == 1 else losses.sum()
+
+
+def cross_entropy_of_rows(logits: torch.Tensor, target: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
+    """A summand of the mean cross-entropy of rows that are cut among the ranks.
+
+    The mean is over the rows of all ranks that are not ignored; a rank may have none.
+    """
+    count = group().all_reduce((target != ignore_index).sum())
+    return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum") / count
+
+
+def batch_norm_of_split_batch(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    running_mean: torch.Tensor | None,
+    running_var: torch.Tensor | None,
+    momentum: float,
+    eps: float,
+) -> torch.Tensor:
+    """Batch norm in training mode with the statistics of all ranks' equally many elements."""
+    dims = [d for d in range(x.dim()) if d != 1]
+    shape = [1, -1] + [1] * (x.dim() - 2)
+    count = group().size * x.numel() // x.shape[1]
+    mean = all_reduce(x.sum(dims), partial_gradient=True) / count
+    centered = x - mean.view(shape)
+    variance = all_reduce(centered.square().sum(dims), partial_gradient=True) / count
+    with torch.no_grad():
+        if running_mean is not None:
+            running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+        if running_var is not None:
+            running_var.lerp_((variance * (count / (count - 1))).to(running_var.dtype), momentum)
+    result = centered * (variance + eps).rsqrt().view(shape)
+    if weight is not None:
+        result = result * weight.view(shape)
+    return result if bias is None else result + bias.view(shape)

@@ -1,0 +1,97 @@
+"""A choice of layouts: one strategy for each operator, one layout for each tensor that the model holds."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import fx
+
+from autopart.errors import AutopartError
+from autopart.sharding.layouts import Layout, R
+from autopart.sharding.operation import Strategy
+from autopart.sharding.program import Edge, Program, layout_of
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Layouts for the primary capture of a graph.
+
+    Attributes:
+        state: State key -> layout; state that is not named is replicated.
+        strategies: Name of a call node -> strategy.
+    """
+
+    state: Mapping[str, Layout]
+    strategies: Mapping[str, Strategy]
+
+
+Pick = Callable[[fx.Node, list[Strategy], Callable[[int], Layout]], Strategy]
+
+
+def choose(program: Program, state: Mapping[str, Layout], pick: Pick) -> Choice:
+    """A legal choice, made operator by operator in program order.
+
+    Args:
+        state: Layouts of the model's tensors; those that an operator changes in place may be replicated instead.
+        pick: Chooses among the legal strategies of a node; the third argument gives the layout that the node's n-th
+            tensor argument has so far.
+    """
+    whole: set[fx.Node] = set()  # values that share changed memory and found no common layout
+    while True:
+        held = {
+            node: R if node in whole or node.op == "placeholder" else state.get(str(node.target), R)
+            for node in program.layouts
+        }
+        chosen: dict[fx.Node, Strategy] = {}
+        for node, op in program.operations.items():
+            if node in whole:
+                chosen[node] = program.strategies[node][0]
+                continue
+
+            def layout(number: int, operands: list[fx.Node] = op.operands) -> Layout:
+                return layout_of(operands[number], chosen, held)
+
+            fixed = [i for i, v in enumerate(op.operands) if program.fixed(Edge(v, node, i))]
+            legal = [s for s in program.strategies[node] if all(s.inputs[i] == layout(i) for i in fixed)]
+            if not legal:
+                before = len(whole)
+                whole |= program.aliases.group(node)
+                for i in fixed:
+                    whole |= program.aliases.group(op.operands[i])
+                if len(whole) == before:
+                    raise AutopartError(f"no layout of {node.name} suits the tensors that it changes in place")
+                break
+            chosen[node] = pick(node, legal, layout)
+        else:
+            keys = {str(node.target): layout for node, layout in held.items() if node.op == "get_attr"}
+            return Choice({**state, **keys}, {node.name: strategy for node, strategy in chosen.items()})
+
+
+def random_choice(program: Program, generator: random.Random, used: Counter[tuple[str, str]] | None = None) -> Choice:
+    """A random legal choice.
+
+    Args:
+        used: How often each (operator, strategy) was chosen before; the rarer ones are preferred, and it is kept up.
+    """
+    used = Counter() if used is None else used
+
+    def pick(node: fx.Node, legal: list[Strategy], layout: Callable[[int], Layout]) -> Strategy:
+        weights = [1.0 / (1 + used[(str(node.target), str(s))]) for s in legal]
+        (strategy,) = generator.choices(legal, weights)
+        used[(str(node.target), str(strategy))] += 1
+        return strategy
+
+    state = {
+        str(node.target): generator.choice(layouts)
+        for node, layouts in program.layouts.items()
+        if node.op == "get_attr"
+    }
+    return choose(program, state, pick)
+
+
+def replicated_choice(program: Program) -> Choice:
+    """Nothing is split."""
+    return choose(program, {}, lambda node, legal, layout: legal[0])

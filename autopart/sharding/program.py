@@ -1,0 +1,169 @@
+"""Every legal strategy of every node of a capture, for one tensor degree.
+
+Which splits of a dimension are worth naming comes from the graph itself: every dimension as one part, and the part lists at
+which slices, chunks, joins and views cut it. They are carried from operator to operator, in both directions, until nothing
+new is found.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from autopart.graph import Capture
+from autopart.sharding.aliases import Aliases
+from autopart.sharding.layouts import Layout, R, Split, shards
+from autopart.sharding.operation import Operation, Strategy
+from autopart.sharding.rules.labels import Place, replicated
+from autopart.sharding.rules.table import rule_of
+
+MOST_PARTS = 64
+MOST_SPLITS = 24  # of one value
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A value and one place where it is read: `user`'s tensor argument `number` (of the output node: its n-th result)."""
+
+    source: fx.Node
+    user: fx.Node
+    number: int
+
+
+class Program:
+    """A capture with its strategies.
+
+    Attributes:
+        capture: What is split.
+        t: Tensor degree.
+        operations: Call node -> the operator as the rules see it (getitems are parts of their producer).
+        strategies: Call node -> its legal strategies, "replicated" first.
+        layouts: Placeholder or `get_attr` node -> the layouts it may have.
+        aliases: Which values share memory and which of them are changed in place.
+    """
+
+    def __init__(self, capture: Capture, t: int) -> None:
+        self.capture = capture
+        self.t = t
+        self.operations = {node: Operation(node, t) for node in capture.calls if not is_getitem(node)}
+        self.aliases = Aliases(capture, self.operations)
+        self._splits: dict[fx.Node, dict[Split, None]] = defaultdict(dict)
+        self._found: dict[fx.Node, dict[object, Strategy]] = {node: {} for node in self.operations}
+        self._queue: deque[tuple[fx.Node, Split]] = deque()
+        self._users: dict[fx.Node, list[tuple[fx.Node, int]]] = defaultdict(list)
+        for node, op in self.operations.items():
+            for number, operand in enumerate(op.operands):
+                self._users[operand].append((node, number))
+        self._explore()
+        self.strategies = {node: list(found.values()) for node, found in self._found.items()}
+        self.layouts = {
+            node: [R, *(shards(split) for split in self._splits[node])] if node.op == "get_attr" else [R]
+            for node in capture.graph.nodes
+            if node.op in ("placeholder", "get_attr")
+        }
+
+    def edges(self) -> Iterator[Edge]:
+        """Every place where a value is read, in program order."""
+        for node in self.capture.graph.nodes:
+            if node in self.operations:
+                for number, operand in enumerate(self.operations[node].operands):
+                    yield Edge(operand, node, number)
+            elif node.op == "output":
+                for number, value in enumerate(node.args[0]):
+                    if isinstance(value, fx.Node):
+                        yield Edge(value, node, number)
+
+    def differentiable(self, edge: Edge) -> bool:
+        """Whether a gradient flows back over the edge."""
+        if edge.user.op == "output":
+            return bool(edge.source.meta.get("requires_grad", False))
+        return self.operations[edge.user].tracked_inputs[edge.number]
+
+    def fixed(self, edge: Edge) -> bool:
+        """Whether the value must be read in the very layout it has: it shares memory that is changed in place."""
+        return edge.user.op != "output" and self.aliases.fixed(edge.user, edge.number)
+
+    # Exploration.
+
+    def _explore(self) -> None:
+        values = [n for n in self.capture.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
+        for node, op in self.operations.items():
+            for strategy in replicated(op):
+                self._keep(node, strategy)
+            rule = rule_of(node.target)
+            if rule is not None:
+                for strategy in rule.at_once(op):
+                    self._keep(node, strategy)
+        for node in values:
+            for dim, size in enumerate(node.meta["val"].shape):
+                if size > self.t or size == self.t:
+                    self._add_split(node, Split(dim, (size,)))
+        while self._queue:
+            node, split = self._queue.popleft()
+            for user, number in self._users[node]:
+                self._propose(user, Place("in", number), split)
+            producer, number = producer_of(node)
+            if producer in self.operations:
+                self._propose(producer, Place("out", number), split)
+
+    def _propose(self, node: fx.Node, place: Place, split: Split) -> None:
+        rule = rule_of(node.target)
+        if rule is not None:
+            strategy = rule.from_split(self.operations[node], place, split)
+            if strategy is not None:
+                self._keep(node, strategy)
+
+    def _keep(self, node: fx.Node, strategy: Strategy) -> None:
+        op = self.operations[node]
+        if any(strategy.inputs[i] != strategy.outputs[0] for i in op.mutated if i == 0 and op.outputs[0] is not None):
+            return
+        if strategy.key in self._found[node]:
+            return
+        self._found[node][strategy.key] = strategy
+        for operand, layout in zip(op.operands, strategy.inputs, strict=True):
+            if layout.split is not None:
+                self._add_split(operand, layout.split)
+        for number, layout in enumerate(strategy.outputs):
+            if layout.split is not None:
+                for value in results_of(node, number):
+                    self._add_split(value, layout.split)
+
+    def _add_split(self, node: fx.Node, split: Split) -> None:
+        known = self._splits[node]
+        if split in known or len(split.parts) > MOST_PARTS or len(known) >= MOST_SPLITS:
+            return
+        if any(part < self.t for part in split.parts):
+            return
+        known[split] = None
+        self._queue.append((node, split))
+
+
+def is_getitem(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target is operator.getitem
+
+
+def producer_of(node: fx.Node) -> tuple[fx.Node, int]:
+    """The operator that makes a value, and which of its results it is."""
+    if is_getitem(node):
+        source, number = node.args
+        assert isinstance(source, fx.Node) and isinstance(number, int)
+        return source, number
+    return node, 0
+
+
+def results_of(node: fx.Node, number: int) -> list[fx.Node]:
+    """The values that are result `number` of an operator."""
+    if isinstance(node.meta.get("val"), torch.Tensor):
+        return [node]
+    return [user for user in node.users if is_getitem(user) and user.args[1] == number]
+
+
+def layout_of(node: fx.Node, strategies: dict[fx.Node, Strategy], held: dict[fx.Node, Layout]) -> Layout:
+    """Layout of a value under a choice."""
+    producer, number = producer_of(node)
+    return held[producer] if producer in held else strategies[producer].outputs[number]

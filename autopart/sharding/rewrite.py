@@ -1,0 +1,323 @@
+"""From a graph and a choice of layouts to the local graph that every rank runs.
+
+The local graph keeps the names of all nodes. New nodes are conversions, calls of `autopart.runtime.collectives`. What turns
+summands into a value stands right behind its producer, as part of the producer's module; every other conversion stands
+before its first reader, in the innermost module call that holds all its readers. A value is converted once for all readers
+that see it alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.node import map_arg
+
+from autopart.errors import AutopartError
+from autopart.graph import Capture, Graph
+from autopart.runtime import collectives
+from autopart.sharding.choice import Choice, choose
+from autopart.sharding.conversions import conversion
+from autopart.sharding.layouts import Layout, R, Split, local_shape
+from autopart.sharding.operation import Operand, Result, Strategy, substitute
+from autopart.sharding.program import Edge, Program, is_getitem, layout_of
+
+
+@dataclass(frozen=True)
+class LocalGraph(Graph):
+    """The graph that each rank of a tensor-parallel group runs; a `Graph` like any other.
+
+    State has local shapes (on `meta`); inputs and outputs are whole on every rank.
+
+    Attributes:
+        tensor: Number of ranks.
+        shards: State key -> how a rank's tensor is cut from the whole (`runtime.shards.cut`); None: whole.
+        whole: The graph it was made from.
+        choice: The layouts it was made with.
+    """
+
+    tensor: int = 1
+    shards: Mapping[str, Split | None] = None  # type: ignore[assignment]
+    whole: Graph = None  # type: ignore[assignment]
+    choice: Choice = None  # type: ignore[assignment]
+
+
+def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
+    """The local graph of a choice.
+
+    The other capture (evaluation, when the choice is for training) gets the same layouts of state, the same strategies
+    where they are legal there, and else the strategies that convert least.
+
+    Raises:
+        AutopartError: The choice is not legal: it names the node.
+    """
+    program = Program(graph.primary, t)
+    primary = rewrite_capture(program, choice)
+    if graph.training is None:
+        captures = {"training": None, "evaluation": primary}
+    else:
+        other = Program(graph.evaluation, t)
+        captures = {"training": primary, "evaluation": rewrite_capture(other, follow(other, choice))}
+    splits = {key: choice.state.get(key, R).split for key in graph.state}
+    state = {
+        key: replace(entry, tensor=_local_state(entry.tensor, choice.state.get(key, R), t))
+        for key, entry in graph.state.items()
+    }
+    values = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
+    return LocalGraph(**{**values, **captures, "state": state}, tensor=t, shards=splits, whole=graph, choice=choice)
+
+
+def _local_state(tensor: torch.Tensor, layout: Layout, t: int) -> torch.Tensor:
+    if layout.split is None:
+        return tensor
+    shape = local_shape(tensor.shape, layout, t)
+    return torch.empty(shape, dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
+
+
+def follow(program: Program, choice: Choice) -> Choice:
+    """A choice for another capture of the same model, with the same layouts of state.
+
+    Raises:
+        AutopartError: A tensor that this capture changes in place cannot keep its layout.
+    """
+
+    def pick(node: fx.Node, legal: list[Strategy], layout: Any) -> Strategy:
+        wanted = choice.strategies.get(node.name)
+        if wanted is not None:
+            for strategy in legal:
+                if strategy.name == wanted.name and _forward(strategy) == _forward(wanted):
+                    return strategy
+
+        def changes(strategy: Strategy) -> int:
+            return sum(a.forward != layout(i).forward for i, a in enumerate(strategy.inputs))
+
+        return min(legal, key=changes)
+
+    made = choose(program, choice.state, pick)
+    for key, layout in choice.state.items():
+        if made.state.get(key, layout) != layout:
+            raise AutopartError(f"the evaluation capture cannot hold state {key} as {layout}")
+    return made
+
+
+def _forward(strategy: Strategy) -> list[Any]:
+    return [l.forward for l in (*strategy.inputs, *strategy.outputs)]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What tells conversions of one value apart."""
+
+    source: fx.Node
+    before: Layout
+    after: Layout
+    version: int
+    differentiable: bool
+    grad_enabled: bool
+    checkpoint: Any
+
+
+def rewrite_capture(program: Program, choice: Choice) -> Capture:
+    """One capture on shards."""
+    return _Rewriter(program, choice).run()
+
+
+class _Rewriter:
+    """One walk over the whole graph that builds the local one."""
+
+    def __init__(self, program: Program, choice: Choice) -> None:
+        self.program = program
+        self.strategies = {node: choice.strategies[node.name] for node in program.operations}
+        self.held = {
+            node: choice.state.get(str(node.target), R) if node.op == "get_attr" else R for node in program.layouts
+        }
+        self.graph = fx.Graph()
+        self.local: dict[fx.Node, fx.Node] = {}
+        self.converted: dict[_Wanted, fx.Node] = {}
+        self.readers: dict[_Wanted, list[fx.Node]] = {}
+        self.wanted: dict[tuple[fx.Node, int], _Wanted] = {}
+        self.behind: dict[fx.Node, list[_Wanted]] = {}
+        self.position = {node: i for i, node in enumerate(program.capture.graph.nodes)}
+        self.mode = _fake_mode(program.capture.graph)
+
+    def run(self) -> Capture:
+        self._collect()
+        before = collectives.use(collectives.ShapeRanks(self.program.t))
+        try:
+            with self.mode, torch.no_grad():
+                for node in self.program.capture.graph.nodes:
+                    self._node(node)
+                    for wanted in self.behind.get(node, ()):
+                        self._convert(wanted, node.meta)
+        finally:
+            collectives.use(before)
+        return Capture(self.graph, self.program.capture.colocated)
+
+    def _collect(self) -> None:
+        """Which conversions are needed, who reads them, and which stand behind their producer."""
+        aliases = self.program.aliases
+        for edge in self.program.edges():
+            source, user = edge.source, edge.user
+            before = layout_of(source, self.strategies, self.held)
+            after = R if user.op == "output" else self.strategies[user].inputs[edge.number]
+            differentiable = self.program.differentiable(edge)
+            if not differentiable:
+                before, after = before.without_gradient(), after.without_gradient()
+            if before == after:
+                continue
+            if self.program.fixed(edge):
+                raise AutopartError(f"{user.name} shares memory with {source.name}, which is changed in place")
+            made_here = before.partial and aliases.version(source, user) == self._version_behind(source)
+            place = source if made_here else user
+            wanted = _Wanted(
+                source,
+                before,
+                after,
+                aliases.version(source, user),
+                differentiable,
+                bool(place.meta.get("grad_enabled", True)),
+                place.meta.get("checkpoint"),
+            )
+            self.wanted[user, edge.number] = wanted
+            self.readers.setdefault(wanted, []).append(user)
+            if made_here and wanted not in self.behind.setdefault(source, []):
+                self.behind[source].append(wanted)
+
+    def _version_behind(self, source: fx.Node) -> int:
+        """The version of a value right behind the node that makes it."""
+        after = [n for n in self.position if self.position[n] == self.position[source] + 1]
+        return self.program.aliases.version(source, after[0])
+
+    def _node(self, node: fx.Node) -> None:
+        if node.op in ("placeholder", "get_attr"):
+            shape = local_shape(node.meta["val"].shape, self.held[node], self.program.t)
+            value = _cut_like(node.meta["val"], shape)
+            self.local[node] = self._add(node.op, node.target, (), {}, node.name, {**node.meta, "val": value})
+        elif node.op == "output":
+            results = tuple(
+                self._read(node, number) if isinstance(value, fx.Node) else value
+                for number, value in enumerate(node.args[0])  # type: ignore[arg-type]
+            )
+            self.graph.output(results).meta = dict(node.meta)
+        elif is_getitem(node):
+            source, number = node.args
+            assert isinstance(source, fx.Node)
+            made = self.local[source]
+            meta = {**node.meta, "val": made.meta["val"][number]}
+            self.local[node] = self._add(node.op, node.target, (made, number), {}, node.name, meta)
+        else:
+            self._operator(node)
+
+    def _operator(self, node: fx.Node) -> None:
+        strategy = self.strategies[node]
+        operands = [self._read(node, number) for number in range(len(strategy.inputs))]
+        results: list[fx.Node] = []
+
+        def look(item: Operand | Result) -> fx.Node:
+            return operands[item.number] if isinstance(item, Operand) else results[item.number]
+
+        for number, call in enumerate(strategy.calls):
+            args, kwargs = substitute(call.args, look), substitute(call.kwargs or {}, look)
+            last = number == len(strategy.calls) - 1
+            name = node.name if last else f"{node.name}_local"
+            meta = dict(node.meta)
+            if node.op == "call_module":
+                meta["val"] = node.meta["val"]
+            else:
+                meta["val"] = self._value(call.target, args, kwargs, meta)
+            results.append(self._add(node.op, call.target, args, kwargs, name, meta))
+        self._check(node, strategy, results[-1].meta["val"])
+        self.local[node] = results[-1]
+
+    def _value(self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any]) -> Any:
+        """Fake result of a local call."""
+        feed = map_arg(list(args), lambda n: n.meta["val"]), map_arg(dict(kwargs), lambda n: n.meta["val"])
+        with ExitStack() as stack:
+            for device, dtype in meta.get("autocast", ()):
+                stack.enter_context(torch.autocast(device, dtype))
+            return target(*feed[0], **feed[1])
+
+    def _check(self, node: fx.Node, strategy: Strategy, value: Any) -> None:
+        """Local results have the shapes that their layouts say: a rule that is wrong about a shape stops here."""
+        whole, local = node.meta["val"], value
+        if isinstance(whole, torch.Tensor):
+            whole, local = [whole], [value]
+        for before, after, layout in zip(whole, local, strategy.outputs, strict=True):
+            if isinstance(before, torch.Tensor):
+                expected = local_shape(before.shape, layout, self.program.t)
+                if tuple(after.shape) != expected or after.dtype != before.dtype:
+                    raise AutopartError(
+                        f"the split of {node.name} ({strategy}) gives {tuple(after.shape)} {after.dtype} where "
+                        f"{expected} {before.dtype} was expected"
+                    )
+
+    def _read(self, user: fx.Node, number: int) -> fx.Node:
+        """The operand as the user reads it, converted where that is needed."""
+        wanted = self.wanted.get((user, number))
+        if wanted is None:
+            sources = user.args[0] if user.op == "output" else self.program.operations[user].operands
+            return self.local[sources[number]]  # type: ignore[index]
+        if wanted not in self.converted:
+            stacks = [reader.meta.get("nn_module_stack") or {} for reader in self.readers[wanted]]
+            if any(reader.op == "output" for reader in self.readers[wanted]):
+                stacks = [{}]
+            first = user if user.op != "output" else wanted.source
+            self._convert(wanted, {**first.meta, "nn_module_stack": _common(stacks)})
+        return self.converted[wanted]
+
+    def _convert(self, wanted: _Wanted, place: Mapping[str, Any]) -> None:
+        source = self.local[wanted.source]
+        shape = tuple(wanted.source.meta["val"].shape)
+        call = conversion(wanted.before, wanted.after, shape, self.program.t, wanted.differentiable)
+        assert call.target is not None
+        kwargs = dict(call.kwargs)
+        tracked = bool(wanted.source.meta.get("requires_grad", False)) and wanted.grad_enabled
+        meta = {
+            "val": call.target(source.meta["val"], *call.args, **kwargs),
+            "requires_grad": tracked,
+            "nn_module_stack": dict(place.get("nn_module_stack") or {}),
+            "stack_trace": place.get("stack_trace"),
+            "grad_enabled": wanted.grad_enabled,
+            "autocast": (),
+            "checkpoint": wanted.checkpoint,
+        }
+        name = f"{wanted.source.name}_{call.target.__name__}"
+        self.converted[wanted] = self._add("call_function", call.target, (source, *call.args), kwargs, name, meta)
+
+    def _add(self, op: str, target: Any, args: Any, kwargs: Any, name: str, meta: dict[str, Any]) -> fx.Node:
+        node = self.graph.create_node(op, target, tuple(args), dict(kwargs), name)
+        node.meta = meta
+        return node
+
+
+def _fake_mode(graph: fx.Graph) -> FakeTensorMode:
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        for item in value if isinstance(value, (list, tuple)) else [value]:
+            mode = getattr(item, "fake_mode", None)
+            if mode is not None:
+                return mode
+    return FakeTensorMode()
+
+
+def _cut_like(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    if tuple(value.shape) == shape:
+        return value
+    return torch.empty(shape, dtype=value.dtype, device=value.device)
+
+
+def _common(stacks: list[Mapping[str, Any]]) -> dict[str, Any]:
+    """The module calls that all stacks share, outermost first."""
+    common = list(stacks[0].items())
+    for stack in stacks[1:]:
+        keys = list(stack)
+        length = 0
+        while length < min(len(common), len(keys)) and common[length][0] == keys[length]:
+            length += 1
+        common = common[:length]
+    return dict(common)

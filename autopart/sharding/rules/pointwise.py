@@ -1,0 +1,63 @@
+"""Pointwise operators: broadcast dimensions are cut together; some are linear."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from autopart.runtime import split_operators
+from autopart.sharding.layouts import Layout
+from autopart.sharding.operation import Call, Operand, Operation
+from autopart.sharding.rules.labels import LabelRule, Names, aligned
+
+
+def pointwise(*linear: Sequence[int], zero: bool = False, zero_when_all: bool = False) -> LabelRule:
+    """A rule for a pointwise operator.
+
+    Args:
+        linear: Sets of tensor arguments in which it is linear together.
+        zero: It maps 0 to 0 with a finite derivative, in any one argument: padding stays zero.
+        zero_when_all: The same, if every argument is padded.
+    """
+
+    def names(op: Operation) -> Names:
+        output = op.outputs[0].shape
+        labels = aligned(op, [v.shape for v in op.inputs], output)
+        result = tuple(f"d{i}" if size != 1 else None for i, size in enumerate(output))
+        every = frozenset(label for label in result if label is not None)
+        kept = every if zero else every.intersection(*map(frozenset, labels)) if zero_when_all else frozenset()
+        sets = tuple(frozenset(s) for s in linear if len(op.inputs) > max(s) and _linear(op, s))
+        return Names(tuple(labels), (result,), sets, padding=frozenset(k for k in kept if k is not None))
+
+    return LabelRule(names)
+
+
+def _linear(op: Operation, operands: Sequence[int]) -> bool:
+    """An operator of two terms is affine, not linear, in one of them when the other is a number or stays as it is."""
+    if op.node.target._schema.name.rstrip("_") in ADDITIONS:  # type: ignore[union-attr]
+        return len(op.inputs) == 2
+    return True
+
+
+ADDITIONS = ("aten::add", "aten::sub", "aten::rsub")
+
+
+def dropout_names(op: Operation) -> Names:
+    """`dropout(x, p, train)`: shards draw from a stream of their own rank, replicated values from the common one."""
+    labels = tuple(f"d{i}" for i in range(op.inputs[0].dim()))
+    return Names(
+        (labels,), (labels,), linear=(frozenset({0}),), padding=frozenset(labels), local=_dropout_on_shards
+    )
+
+
+def _dropout_on_shards(
+    op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]
+) -> tuple[Call, ...] | None:
+    p, train = op.arguments["p"], op.arguments["train"]
+    if label == "partial" or not train or p in (0, 0.0, 1, 1.0):
+        return (op.call(),)
+    if op.mutates:
+        return None
+    return (Call(split_operators.dropout, (Operand(0), p)),)
+
+
+DROPOUT = LabelRule(dropout_names)
