@@ -1,96 +1,33 @@
-"""The statements of one method: which operations stand alone, which are written inside others, and what values are called.
+"""The body of one method: its statements, and what its values are called.
 
-An operation is written inside the one that reads it when that is its only reader, both come from one line of the user's
-source, and nothing in between changes memory or draws random numbers. A name is used again when the value it stood for is
-no longer needed by any statement, counting what is written inside that statement.
+A name is used again when the value it stood for is no longer needed by any statement, counting what is written inside
+that statement.
 """
 
 from __future__ import annotations
 
 import ast
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from autopart.codegen.forms import ClassKind, Form, Forms, frame_context, frame_mode
+from autopart.codegen.forms import ClassKind, Form, Forms, frame_context
 from autopart.codegen.frames import Frame
 from autopart.codegen.hints import Hints
 from autopart.codegen.loops import Loop, find_loops
 from autopart.codegen.modules import Module
-from autopart.codegen.names import attribute, text
-from autopart.codegen.program import SELECT, Context, Op, Switch, Value, is_mutating, is_pure
+from autopart.codegen.names import attribute, text, unique
+from autopart.codegen.opaque import OpaqueCalls
+from autopart.codegen.program import SELECT, Op, Switch, Value
 from autopart.codegen.spelling import Argument, Symbol, spell
-
-WIDTH = 120
-# Room for indentation and "  # ".
-MARGIN = 20
-MAX_INLINED = 6
-# How far apart an operation and the one it is written inside may stand.
-MAX_SPAN = 200
-# Operators whose spelling does not have the arguments in the order of the schema.
-REORDERED = ("aten.rsub", "aten.embedding", "aten.batch_norm")
-
-Item = Op | Frame | Loop
-
-
-@dataclass
-class Statement:
-    """One statement: the item it ends with, and the items written inside it."""
-
-    item: Item
-    uses: list[Value]
-    defines: list[Value]
-    mode: str
-    context: Context
-    inlined: set[Op | Frame] = field(default_factory=set)
-
-
-def item_uses(item: Item) -> list[Value]:
-    if isinstance(item, Op):
-        return item.values()
-    return item.inputs
-
-
-def item_defines(item: Item) -> list[Value]:
-    return item.results if isinstance(item, Op) else item.outputs
-
-
-def is_pure_item(item: Item) -> bool:
-    return isinstance(item, Op) and is_pure(item)
-
-
-def _keeps_order(items: list[Item]) -> bool:
-    """Whether one expression, evaluated from left to right, runs the items in the order they stand in."""
-    maker = {v: item for item in items for v in item_defines(item)}
-    order: list[Item] = []
-
-    def visit(item: Item) -> None:
-        for value in item_uses(item):
-            if value in maker and maker[value] not in order:
-                visit(maker[value])
-        order.append(item)
-
-    visit(items[-1])
-    reordered = any(isinstance(i, Op) and str(i.target).startswith(REORDERED) for i in items)
-    return order == items and not reordered
-
-
-def item_mode(item: Item) -> str:
-    return item.mode if isinstance(item, Op) else frame_mode(item) if isinstance(item, Frame) else "both"
-
-
-def item_context(item: Item) -> Context | None:
-    """The context that the item must run in; None where any will do."""
-    if isinstance(item, Op):
-        return None if item.target == SELECT else item.context
-    return frame_context(item.frames[0] if isinstance(item, Loop) else item)
+from autopart.codegen.statements import Item, Statement, item_defines, split
+from autopart.codegen.text import Writer, constant
 
 
 class Body:
     """Writes one method of a class, from its example."""
 
-    def __init__(self, forms: Forms, kind: ClassKind, call: Frame, hints: Hints, opaque: Any) -> None:
+    def __init__(self, forms: Forms, kind: ClassKind, call: Frame, hints: Hints, opaque: OpaqueCalls) -> None:
         self.forms, self.kind, self.call, self.hints, self.opaque = forms, kind, call, hints, opaque
         self.form = kind.example
         self.attributes = {position: kind.names[index] for position, index in kind.arguments.items()}
@@ -101,9 +38,9 @@ class Body:
     def lines(self) -> list[str]:
         """The statements, indented by nothing."""
         items = find_loops(self.call, self.form, self.forms)
-        statements = self._statements(items)
+        statements = split(items, self.call, self.hints)
         self._name_inputs()
-        out = _Writer(frame_context(self.call))
+        out = Writer(frame_context(self.call))
         self.last_use = self._liveness(statements)
         self.holder: dict[str, Value] = {name: value for value, name in self.names.items()}
         returned = False
@@ -113,72 +50,11 @@ class Body:
             context = statement.context
             returned = returned or (final and names is None)
             out.write(code, statement.mode, context, comment)
-        if not returned and self.call.outputs:
+        if not returned and (self.call.outputs or not self.call.path):
             values = [self._value(v) for v in self.call.outputs]
             value = values[0] if len(values) == 1 and self.call.path else ast.Tuple(values, ast.Load())
             out.write([ast.Return(value)], "both", frame_context(self.call), None)
         return out.finish()
-
-    def _statements(self, items: list[Item]) -> list[Statement]:
-        readers: dict[Value, list[int]] = {}
-        for i, item in enumerate(items):
-            for value in item_uses(item):
-                readers.setdefault(value, []).append(i)
-        outputs = set(self.call.outputs)
-        impure = [0]
-        for item in items:
-            impure.append(impure[-1] + (not is_pure_item(item)))
-        final = list(range(len(items)))
-        for i in range(len(items) - 1, -1, -1):
-            item = items[i]
-            results = [v for v in item_defines(item) if v in readers or v in outputs]
-            if len(results) != 1 or results[0] in outputs or len(readers[results[0]]) != 1:
-                continue
-            reader = readers[results[0]][0]
-            target = final[reader]
-            if target - i > MAX_SPAN:
-                continue
-            group = [j for j in range(i + 1, target + 1) if final[j] == target]
-            if len(group) > MAX_INLINED or not self._can_inline(item, items[reader], items[target]):
-                continue
-            crosses = impure[target] - impure[i + 1] > 0 or not is_pure_item(item)
-            if not crosses or (
-                group == list(range(i + 1, target + 1)) and _keeps_order([items[j] for j in [i, *group]])
-            ):
-                final[i] = target
-        statements = []
-        for i, item in enumerate(items):
-            if final[i] != i:
-                continue
-            inside = [items[j] for j in range(max(0, i - MAX_SPAN), i) if final[j] == i]
-            hidden = {v for other in inside for v in item_defines(other)}
-            uses = [v for other in [*inside, item] for v in item_uses(other) if v not in hidden]
-            context = next((c for other in [item, *inside] if (c := item_context(other)) is not None), None)
-            if context is None:
-                context = frame_context(self.call)
-            statements.append(Statement(item, uses, item_defines(item), item_mode(item), context, set(inside)))  # type: ignore[arg-type]
-        return statements
-
-    def _can_inline(self, item: Item, reader: Item, target: Item) -> bool:
-        """Whether one line of source, one mode and one context hold both; order is checked by the caller."""
-        if any(isinstance(i, Loop) for i in (item, reader, target)):
-            return False
-        if isinstance(item, Op) and (is_mutating(item.target) or isinstance(item.target, str)):
-            return False
-        mode, reader_mode = item_mode(item), item_mode(reader)
-        if isinstance(reader, Op) and reader.target == SELECT:
-            branch = next(v for v in item_defines(item) if v in reader.values())
-            if mode != ("training" if reader.args["training"] is branch else "evaluation"):
-                return False
-        elif mode != reader_mode:
-            return False
-        context, reader_context = item_context(item), item_context(reader)
-        if reader_context is not None and context != reader_context:
-            return False
-        if context is not None and reader_context is None and context != frame_context(self.call):
-            return False
-        place = self.hints.place(item, self.call)
-        return place is not None and place == self.hints.place(reader, self.call)
 
     def _name_inputs(self) -> None:
         for value, name in zip(self.call.inputs, self.hints.parameters(self.call), strict=True):
@@ -382,7 +258,7 @@ class Body:
             container = self._child(container, module, part)
             module = module.children[part]
         taken = set(self.holder) | set(names)
-        variable = next(n for n in (loop.variable, f"{loop.variable}_", "one_of_them") if n not in taken)
+        variable = loop.variable if loop.variable == "_" else unique(loop.variable, taken | self.hints.reserved)
         call = self._call(first, loop.element(variable, container), arguments)
         targets = [_store(n) for n in names]
         target = targets[0] if len(targets) == 1 else ast.Tuple(targets, ast.Store())
@@ -398,93 +274,6 @@ def child_of(owner: ast.expr, form: Form, name: str) -> ast.expr:
     if form.shape == "dict":
         return ast.Subscript(owner, text(name), ast.Load())
     return attribute(owner, name)
-
-
-class _Writer:
-    """Collects statements, with `if self.training:` and `with` blocks round those that need them."""
-
-    def __init__(self, ambient: Context) -> None:
-        self.ambient = ambient
-        self.blocks: list[tuple[str, Context, list[str]]] = []
-
-    def write(self, code: list[ast.stmt], mode: str, context: Context, comment: str | None) -> None:
-        lines = [
-            line for statement in code for line in _with_comment(statement, comment if statement is code[-1] else None)
-        ]
-        if self.blocks and self.blocks[-1][:2] == (mode, context):
-            self.blocks[-1][2].extend(lines)
-        else:
-            self.blocks.append((mode, context, lines))
-
-    def finish(self) -> list[str]:
-        out: list[str] = []
-        previous = ("both", self.ambient)
-        for mode, context, lines in self.blocks:
-            head, indent = self._contexts(context)
-            if head:
-                lines = [head] + [indent + line for line in lines]
-            if mode == "training":
-                lines = ["if self.training:"] + ["    " + line for line in lines]
-            elif mode == "evaluation":
-                opener = (
-                    "else:"
-                    if previous[0] == "training" and previous[1] == context == self.ambient
-                    else "if not self.training:"
-                )
-                lines = [opener] + ["    " + line for line in lines]
-            out += lines
-            previous = (mode, context)
-        return out
-
-    def _contexts(self, context: Context) -> tuple[str, str]:
-        if context == self.ambient:
-            return "", ""
-        grad, autocast = context
-        managers = [] if grad or not self.ambient[0] else ["torch.no_grad()"]
-        if autocast != self.ambient[1]:
-            managers += [f"torch.autocast({device!a}, dtype={dtype})" for device, dtype in autocast]
-        if not managers:
-            return "", ""
-        return f"with {', '.join(managers)}:", "    "
-
-
-def _with_comment(statement: ast.stmt, comment: str | None) -> list[str]:
-    lines = ast.unparse(ast.fix_missing_locations(statement)).split("\n")
-    if comment is None:
-        return lines
-    if isinstance(statement, ast.For):
-        *head, last = lines
-        return [*head, *(f"    {line}" for line in _commented([last.strip()], comment))]
-    return _commented(lines, comment)
-
-
-def _commented(lines: list[str], comment: str) -> list[str]:
-    """The comment at the end of a short line, else above it."""
-    if len(lines) == 1 and len(lines[0]) + len(comment) + MARGIN <= WIDTH:
-        return [f"{lines[0]}  # {comment}"]
-    return [f"# {comment}", *lines]
-
-
-def constant(value: Any) -> ast.expr:
-    """How a constant of a captured graph is written."""
-    if isinstance(value, float):
-        if value != value or value in (float("inf"), float("-inf")):
-            return ast.Call(ast.Name("float", ast.Load()), [ast.Constant(str(value))], [])
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            if value == torch.finfo(dtype).min:
-                return ast.parse(f"torch.finfo({dtype}).min", mode="eval").body
-    if isinstance(value, int | float) and not isinstance(value, bool) and value < 0:
-        return ast.UnaryOp(ast.USub(), ast.Constant(-value))
-    if isinstance(value, str):
-        return text(value)
-    if isinstance(value, torch.dtype | torch.layout | torch.memory_format):
-        return ast.parse(str(value), mode="eval").body
-    if isinstance(value, tuple | list):
-        parts = [constant(v) for v in value]
-        return ast.Tuple(parts, ast.Load()) if isinstance(value, tuple) else ast.List(parts, ast.Load())
-    if value is None or isinstance(value, bool | int | float | complex):
-        return ast.Constant(value)
-    raise TypeError(f"cannot write a {type(value).__name__} as code")
 
 
 def _store(name: str) -> ast.expr:

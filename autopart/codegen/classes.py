@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopart.codegen.body import Body, child_of, constant
+from autopart.codegen.body import Body, child_of
 from autopart.codegen.forms import ClassKind, Form, Forms, Number, encode_constant
 from autopart.codegen.hints import Hints
 from autopart.codegen.leaves import leaf_requires_grad
 from autopart.codegen.names import attribute, is_identifier
+from autopart.codegen.opaque import OpaqueCalls
+from autopart.codegen.program import Value
+from autopart.codegen.text import constant
 from autopart.graph import StateEntry
 
 
@@ -25,7 +28,7 @@ class ClassWriter:
         opaque: Writes calls of the user's own code.
     """
 
-    def __init__(self, forms: Forms, hints: Hints, opaque: Any) -> None:
+    def __init__(self, forms: Forms, hints: Hints, opaque: OpaqueCalls) -> None:
         self.forms, self.hints, self.opaque = forms, hints, opaque
 
     def write(self, kind: ClassKind, docstring: str, ties: list[tuple[str, str]], fill: bool) -> list[str]:
@@ -58,9 +61,9 @@ class ClassWriter:
             lines += _indent(_indent(init))
             lines.append("")
         for index, call in enumerate(form.methods):
-            self.hints.quiet = bool(kind.arguments)
+            self.hints.quiet = bool(kind.arguments) or not kind.same_shapes
             body = Body(self.forms, kind, call, self.hints, self.opaque)
-            statements = body.lines() or ["return ()" if not form.module.path else "pass"]
+            statements = body.lines() or ["pass"]
             name = f"forward_{index}" if index else "forward"
             lines.append(f"    def {name}(self{''.join(', ' + p for p in body.parameters)}):")
             lines += _indent(_indent(statements))
@@ -138,15 +141,16 @@ class ClassWriter:
             return f"{child.kind.name}({', '.join(arguments)})", []
         if child.shape == "namespace":
             return "nn.Module()", [lambda here: self._inside(kind, child, offset, here)]
-        parts, after = [], []
+        children: list[tuple[str, str]] = []
+        after: list[Any] = []
         for name, module in child.module.children.items():
             inner = self.forms.of[module]
             place = None if name not in child.offsets or offset is None else offset + child.offsets[name]
             expression, more = self._built(kind, inner, place)
-            parts.append((name, expression))
+            children.append((name, expression))
             dotted = f"[{name}]" if child.shape in ("list", "sequential") else f"[{name!a}]"
             after += [lambda here, make=make, dotted=dotted: make(here + dotted) for make in more]
-        return _container(child.shape, parts), after
+        return _container(child.shape, children), after
 
     def _inside(self, kind: ClassKind, child: Form, offset: int | None, here: str) -> list[str]:
         lines = []
@@ -192,8 +196,6 @@ class ClassWriter:
 
 
 def _count(value: Any, numbers: list[Number]) -> None:
-    from autopart.codegen.program import Value
-
     if isinstance(value, Value):
         return
     if isinstance(value, list):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import builtins
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from autopart.codegen.classes import ClassWriter
 from autopart.codegen.forms import ClassKind, Forms
@@ -12,7 +12,7 @@ from autopart.codegen.frames import Frame
 from autopart.codegen.modules import Holding, Module
 from autopart.codegen.names import RESERVED, identifier
 from autopart.codegen.program import Op
-from autopart.graph import Graph
+from autopart.graph import Graph, StateEntry
 from autopart.plan import Plan, StagePlan
 
 HEADER = "# Written by autopart; see README.md."
@@ -54,8 +54,8 @@ def blocks_file(forms: Forms, writer: ClassWriter, graph: Graph) -> str | None:
     for kind in shared:
         lines += ["", "", *writer.write(kind, "", [], False)]
     note = (
-        f"Blocks of {identifier(graph.name)} that several stages have.\n\nShapes in comments are those of one microbatch; "
-        f"dtypes that are not shown are {_dtype(graph)}.\n"
+        f"Blocks of {identifier(graph.name)} that several stages have.\n\n"
+        f"Shapes in comments are those of one microbatch; dtypes that are not shown are {_dtype(graph)}.\n"
     )
     return _module(note, lines, writer.opaque.imports(), {})
 
@@ -85,12 +85,12 @@ def stage_file(
     return _module(note, lines, writer.opaque.imports(), local)
 
 
-def _ties(names: dict[str, object]) -> list[tuple[str, str]]:
+def _ties(names: Mapping[str, StateEntry]) -> list[tuple[str, str]]:
     """(name, first name) of each further name of an entry in one stage."""
     first: dict[int, str] = {}
     found = []
     for name, entry in names.items():
-        if entry.kind == "constant":  # type: ignore[attr-defined]
+        if entry.kind == "constant":
             continue
         if id(entry) in first:
             found.append((name, first[id(entry)]))
@@ -103,7 +103,7 @@ def stage_docstring(stage: int, graph: Graph, plan: Plan, notes: list[str]) -> s
     """What the plan predicts for a stage."""
     p = plan.per_stage[stage]
     lines = [
-        f"Stage {stage} of {len(plan.per_stage)}, captured in {_dtype(graph)}; comments show the shapes of one microbatch.",
+        f"Stage {stage} of {len(plan.per_stage)}, captured in {_dtype(graph)}; shapes are those of one microbatch.",
         "",
         "Predicted for one microbatch:",
         *(f"    {line}" for line in predictions(p)),
@@ -116,8 +116,10 @@ def stage_docstring(stage: int, graph: Graph, plan: Plan, notes: list[str]) -> s
 def predictions(p: StagePlan) -> list[str]:
     """The figures of one stage, for people."""
     return [
-        f"forward {milliseconds(p.forward_s)}, backward {milliseconds(p.backward_s)}, communication {milliseconds(p.communication_s)}",
-        f"peak memory {gibibytes(p.peak_memory_bytes)} of {gibibytes(p.memory_limit_bytes)}; parameters {gibibytes(p.parameter_bytes)}",
+        f"forward {milliseconds(p.forward_s)}, backward {milliseconds(p.backward_s)}, "
+        f"communication {milliseconds(p.communication_s)}",
+        f"peak memory {gibibytes(p.peak_memory_bytes)} of {gibibytes(p.memory_limit_bytes)}; "
+        f"parameters {gibibytes(p.parameter_bytes)}",
     ]
 
 

@@ -1,7 +1,7 @@
-"""Canonical forms: what a module is and does, with its numbers taken out, so that equal kinds of block become one class.
+"""Canonical forms: what a module is and does, without its numbers, so that equal kinds of block become one class.
 
-The numbers of a module are its vector, in a fixed order: shapes of its own state, then the vectors of its children, then
-the numbers in its code. Modules of equal form differ at most in their vectors; those entries become arguments.
+The numbers of a module are its vector, in a fixed order: shapes of its own state, then the vectors of its children,
+then the numbers in its code. Modules of equal form differ at most in their vectors; those entries become arguments.
 """
 
 from __future__ import annotations
@@ -59,6 +59,12 @@ class Form:
     state_offsets: dict[str, int] = field(default_factory=dict)
     kind: ClassKind | None = None
 
+    @property
+    def shapes(self) -> str:
+        """The shapes of everything its calls compute."""
+        ops = (op for call in self.module.calls for op in call.operations())
+        return repr(sorted({tuple(v.tensor.shape) for op in ops for v in op.results if op.target != SELECT}))
+
 
 @dataclass(eq=False)
 class ClassKind:
@@ -79,6 +85,11 @@ class ClassKind:
     @property
     def example(self) -> Form:
         return self.forms[0]
+
+    @property
+    def same_shapes(self) -> bool:
+        """Whether every module of the class sees tensors of the same shapes."""
+        return len({f.shapes for f in self.forms}) == 1
 
     @property
     def stages(self) -> set[int]:
@@ -133,8 +144,13 @@ class Forms:
             form.shape = "sequential"
             form.token = ("sequential", children)
             return form
+        known: dict[Any, int] = {}
         for call in module.calls:
-            self._method(form, call)
+            body = _Body(self, form, call, scratch=True)
+            index = known.setdefault((body.token, repr([n.value for n in body.numbers])), len(form.methods))
+            form.method_of[call] = index
+            if index == len(form.methods):
+                form.methods.append(call)
         bodies = tuple(_Body(self, form, call).token for call in form.methods)
         form.token = ("class", module.kind if module.path else f"stage {module.stage}", own, children, bodies)
         return form
@@ -146,17 +162,6 @@ class Forms:
         form.offsets[name] = len(form.vector)
         form.vector += inner.vector
         return (name, id(inner.kind) if inner.kind is not None else inner.token)
-
-    def _method(self, form: Form, call: Frame) -> None:
-        token = _Body(self, form, call, scratch=True).token
-        for index, known in enumerate(form.methods):
-            other = _Body(self, form, known, scratch=True)
-            mine = _Body(self, form, call, scratch=True)
-            if other.token == token and [n.value for n in other.numbers] == [n.value for n in mine.numbers]:
-                form.method_of[call] = index
-                return
-        form.method_of[call] = len(form.methods)
-        form.methods.append(call)
 
     def _share(self, forms: list[Form]) -> None:
         groups: dict[Any, list[Form]] = {}

@@ -58,7 +58,7 @@ def _convolution(c: _Call) -> Arguments:
 def _transposed_convolution(c: _Call) -> Arguments:
     inner, out, *kernel = c.shape("weight")
     found: Arguments = [(None, inner), (None, out * c["groups"]), (None, _plain(kernel))]
-    return found + [("output_padding", _spread(c["output_padding"], len(kernel)))] + _convolution_options(c)
+    return [*found, ("output_padding", _spread(c["output_padding"], len(kernel))), *_convolution_options(c)]
 
 
 def _convolution_options(c: _Call) -> Arguments:

@@ -42,10 +42,12 @@ class Loop:
         name = self.container[-1] if self.container else "layer"
         if len(self.children) == 1:
             return "_"
+        if self._by_number:
+            return "i"
         return name[:-1] if name.endswith("s") and len(name) > 2 and name.isidentifier() else "layer"
 
     def target(self, variable: str) -> ast.expr:
-        return ast.Name("i" if self._by_number else variable, ast.Store())
+        return ast.Name(variable, ast.Store())
 
     def iterable(self, container: ast.expr) -> ast.expr:
         """What the loop runs over."""
@@ -67,7 +69,7 @@ class Loop:
         if len(self.children) == 1:
             return _element(container, self.shape, self.children[0])
         if self._by_number:
-            return ast.Subscript(container, _call("str", ast.Name("i", ast.Load())), ast.Load())
+            return ast.Subscript(container, _call("str", ast.Name(variable, ast.Load())), ast.Load())
         return ast.Name(variable, ast.Load())
 
     @property
@@ -112,7 +114,7 @@ def _run(call: Frame, at: int, form: Form, forms: Forms, readers: dict[Value, se
     first = call.body[at]
     if not isinstance(first, Frame) or frame_mode(first) != "both" or not first.outputs:
         return None
-    parents, module = _locate(form.module, first)
+    parents, _ = _locate(form.module, first)
     container = parents[-1]
     shape = forms.of[container].shape
     again = at + 1 < len(call.body) and isinstance(call.body[at + 1], Frame) and call.body[at + 1].path == first.path  # type: ignore[union-attr]

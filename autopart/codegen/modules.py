@@ -47,18 +47,17 @@ class Holding:
 
     names: tuple[dict[str, StateEntry], ...]
 
-    def stages_of(self, key: str) -> dict[int, str]:
-        """Stage -> the first name there of an entry."""
-        found: dict[int, str] = {}
+    def copies(self) -> dict[str, dict[int, str]]:
+        """State key -> stage -> the first name there."""
+        found: dict[str, dict[int, str]] = {}
         for stage, names in enumerate(self.names):
             for name, entry in names.items():
-                if entry.key == key:
-                    found.setdefault(stage, name)
+                found.setdefault(entry.key, {}).setdefault(stage, name)
         return found
 
 
 def hold_state(roots: Sequence[Frame], graph: Graph) -> Holding:
-    """Give every name of the original `state_dict` to at least one stage: where it is used, else beside its neighbours."""
+    """Give every name of the original `state_dict` to a stage: where it is used, else beside its neighbours."""
     used: list[dict[str, str]] = [{} for _ in roots]
     for stage, root in enumerate(roots):
         for frame in root.frames():

@@ -27,7 +27,7 @@ from autopart.errors import CaptureError
 from autopart.graph import Graph, OpaqueCall
 
 OPAQUE_MODULE = '''# Written by autopart; see README.md.
-"""Modules of the original model that were not captured: built from their own classes and the attributes in opaque.json."""
+"""Modules of the original model that were not captured: built from their classes and the attributes in opaque.json."""
 
 import importlib
 import json
@@ -52,7 +52,8 @@ def _module(data: dict) -> nn.Module:
         parameter = None if spec is None else nn.Parameter(_empty(spec), requires_grad=spec["requires_grad"])
         module.register_parameter(name, parameter)
     for name, spec in data["buffers"]:
-        module.register_buffer(name, None if spec is None else _empty(spec), persistent=spec is None or spec["persistent"])
+        buffer = None if spec is None else _empty(spec)
+        module.register_buffer(name, buffer, persistent=spec is None or spec["persistent"])
     for name, child in data["children"]:
         module.add_module(name, None if child is None else _module(child))
     return module
@@ -207,7 +208,7 @@ class OpaqueCalls:
         attributes = [
             [key, self._attribute(value, f"{path}.{key}")]
             for key, value in vars(module).items()
-            if key not in vars(own) and not (key == "forward")
+            if key not in vars(own) and key != "forward"
         ]
         attributes.append(["training", {"constant": module.training}])
         for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks"):
@@ -246,8 +247,7 @@ class OpaqueCalls:
             module, name = self._location(value, where)
             return {"import": f"{module}:{name}"}
         raise CaptureError(
-            f"{where} is a {type(value).__name__}: the module is kept whole, and this attribute cannot be written into a "
-            "package",
+            f"{where} is a {type(value).__name__}: the module is kept whole, and this attribute cannot be written down",
             "Keep numbers, strings and containers of them as attributes of such a module.",
         )
 

@@ -87,7 +87,8 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, t
     missing = [n.name for n in graph.primary.calls if n.name not in plan.assignment]
     if missing:
         raise UsageError(
-            f"the plan says nothing about {missing[0]} (and {len(missing) - 1} more operations): it was made for another graph",
+            f"the plan says nothing about {missing[0]} and {len(missing) - 1} more operations: it was made for another "
+            "graph",
             "Plan this model anew.",
         )
     program = build_program(graph)

@@ -58,6 +58,13 @@ def place(program: Program, graph: Graph, assignment: Mapping[str, int], stages:
             gives += [v for v in dict.fromkeys(program.outputs) if v.kind == "state"]
         found.append(StageProgram(stage, ops, takes, gives))
     boundaries = [[v for v in made if v.op.stage <= s < last_reader[v]] for s in range(stages - 1)]  # type: ignore[union-attr]
+    for boundary in boundaries:
+        for value in boundary:
+            if not value.has_one_shape:
+                raise CaptureError(
+                    f"{value.name} crosses to another stage, and its shape or dtype depends on the mode",
+                    "Plan with fewer stages, or with granularity='block'.",
+                )
     return Placement(found, boundaries)
 
 
@@ -95,9 +102,9 @@ def _fill_other_mode(program: Program) -> None:
         ops.append(op)
         for value in op.results:
             if value in crossing:
-                select = crossing[value].op
-                assert select is not None
-                ops += [v.op for v in select.values() if v is not value and v.op is not None] + [select]
+                chosen = crossing[value].op
+                assert chosen is not None
+                ops += [*(v.op for v in chosen.values() if v is not value and v.op is not None), chosen]
     program.ops[:] = ops
 
 
@@ -109,19 +116,34 @@ def _replace(argument: Any, reader: Op, crossing: Mapping[Value, Value]) -> Any:
 
 
 def reaches_loss(program: Program, loss: Value | None) -> set[Value]:
-    """The values that the loss depends on through autograd."""
+    """The values that the loss depends on through autograd.
+
+    An in-place operation counts when the loss reads the memory that it changes, under any name: `x[:, 0].copy_(y)` puts y
+    into x, though nothing reads its result.
+    """
     if loss is None:
         return set()
+    memory = _memory(program)
     reached = {loss}
+    read = {memory.get(loss, loss)}
     for op in reversed(program.ops):
-        if any(v in reached for v in op.results) or (op.args and _changes_reached(op, reached)):
+        changed = next(iter(op.values()), None) if is_mutating(op.target) else None
+        if any(v in reached for v in op.results) or (changed is not None and memory.get(changed, changed) in read):
             reached.update(v for v in op.values() if v.requires_grad)
+            read.update(memory.get(v, v) for v in op.values())
     return reached
 
 
-def _changes_reached(op: Op, reached: set[Value]) -> bool:
-    """Whether an in-place operation changes a value that the loss depends on."""
-    return is_mutating(op.target) and next(iter(op.values()), None) in reached
+def _memory(program: Program) -> dict[Value, Value]:
+    """View or in-place result -> the value whose memory it is."""
+    owner: dict[Value, Value] = {}
+    for op in program.ops:
+        schema = getattr(op.target, "_schema", None)
+        source = next(iter(op.values()), None)
+        if schema is not None and source is not None and any(r.alias_info is not None for r in schema.returns):
+            for value in op.results:
+                owner[value] = owner.get(source, source)
+    return owner
 
 
 def _assign(program: Program, graph: Graph, assignment: Mapping[str, int]) -> None:

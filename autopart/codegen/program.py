@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -44,6 +44,19 @@ class Value:
         return val if self.index is None else val[self.index]
 
     @property
+    def has_one_shape(self) -> bool:
+        """Whether it has the same shape and dtype in both modes."""
+        if self.op is None:
+            return True
+        if self.op.target == SELECT:
+            one, other = (v.tensor for v in self.op.values())
+        elif self.op.evaluation is not None:
+            one, other = self.tensor, Value("result", "", self.op.evaluation, None, self.index).tensor
+        else:
+            return True
+        return one.shape == other.shape and one.dtype == other.dtype
+
+    @property
     def requires_grad(self) -> bool:
         if self.op is not None and self.op.target == SELECT:
             return any(v.requires_grad for v in self.op.values())
@@ -67,6 +80,7 @@ class Op:
         target: An operator overload, `SELECT`, or the key of an opaque call.
         args: Argument name (of the operator's schema) -> value, constant, switch, or list of them.
         multiple: Whether it gives several results.
+        evaluation: Its node in the evaluation graph, where `node` is the one in the training graph.
         within: For a call of an opaque module, the module's path: the call belongs to the modules around it.
     """
 
@@ -79,6 +93,7 @@ class Op:
     multiple: bool = False
     stage: int = -1
     within: str | None = None
+    evaluation: fx.Node | None = None
 
     def values(self) -> list[Value]:
         return list(values_in(self.args))
@@ -186,7 +201,7 @@ class _Merger:
     def _align(self, training: list[fx.Node], evaluation: list[fx.Node]) -> None:
         first, second = [_kind(n) for n in training], [_kind(n) for n in evaluation]
         if first == second:
-            blocks = [("equal", 0, len(first), 0, len(second))]
+            blocks: Sequence[tuple[str, int, int, int, int]] = [("equal", 0, len(first), 0, len(second))]
         else:
             blocks = difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
         for tag, i1, i2, j1, j2 in blocks:
@@ -217,11 +232,11 @@ class _Merger:
                 if n is not None:
                     self.of_node[n] = same
             return
-        op = Op(self._unique(node.name), node.target, arguments, mode, node)
-        call = self.graph.opaque.get(node.target) if node.op == "call_module" else None  # type: ignore[call-overload]
+        op = Op(self._unique(node.name), node.target, arguments, mode, node, evaluation=also)
+        call = self.graph.opaque.get(str(node.target)) if node.op == "call_module" else None
         if call is not None and call.kind == "module":
             op.within = call.path
-        val = node.meta.get("val")
+        val = node.meta["val"]
         op.multiple = isinstance(val, list | tuple)
         if op.multiple:
             op.results = [Value("result", f"{op.name}[{i}]", node, op, i) for i in range(len(val))]

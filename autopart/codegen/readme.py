@@ -17,8 +17,9 @@ def readme(graph: Graph, plan: Plan, files: list[str]) -> str:
     lines = [
         f"# {_inline(graph.name)} in {stages} stages",
         "",
-        f"Written by autopart from the plan in `plan.json`. It needs torch alone. Captured in {str(graph.dtype).removeprefix('torch.')}, "
-        f"{s.microbatches} microbatches of {s.microbatch_size} rows, schedule {s.schedule}.",
+        "Written by autopart from the plan in `plan.json`. It needs torch alone. Captured in "
+        f"{str(graph.dtype).removeprefix('torch.')}, {s.microbatches} microbatches of {s.microbatch_size} rows, "
+        f"schedule {s.schedule}.",
         "",
         "```",
         f"torchrun --nproc-per-node {processes} train.py --steps 10",
@@ -30,17 +31,18 @@ def readme(graph: Graph, plan: Plan, files: list[str]) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for i, p in enumerate(plan.per_stage):
+        times = [milliseconds(t) for t in (p.forward_s, p.backward_s, p.communication_s)]
         lines.append(
-            f"| {i} | {p.nodes:,} | {p.parameters:,} | {milliseconds(p.forward_s)} | {milliseconds(p.backward_s)} | "
-            f"{milliseconds(p.communication_s)} | {gibibytes(p.peak_memory_bytes)} | {gibibytes(p.memory_limit_bytes)} |"
+            f"| {i} | {p.nodes:,} | {p.parameters:,} | {' | '.join(times)} | "
+            f"{gibibytes(p.peak_memory_bytes)} | {gibibytes(p.memory_limit_bytes)} |"
         )
     lines += [
         "",
-        f"Times are predictions for one microbatch. Predicted step: {milliseconds(plan.step_time_s)}, proven to be within "
-        f"{plan.gap:.2%} of the best ({plan.status}).",
+        f"Times are predictions for one microbatch. Predicted step: {milliseconds(plan.step_time_s)}, proven to be "
+        f"within {plan.gap:.2%} of the best ({plan.status}).",
         "",
-        "`stage_K.py` holds the model code of stage K and `blocks.py` what several stages share; module and parameter names "
-        "are the original's. `pipeline.py` says what crosses between stages and where each weight lives.",
+        "`stage_K.py` holds the model code of stage K and `blocks.py` what several stages share; module and parameter "
+        "names are the original's. `pipeline.py` says what crosses between stages and where each weight lives.",
     ]
     notes = list(dict.fromkeys([*graph.notes, *plan.notes]))
     if notes:

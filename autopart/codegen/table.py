@@ -71,17 +71,15 @@ def pipeline_file(
     for spec in graph.inputs:
         bound = f", maximum={maximum[spec.name]}" if spec.name in maximum else ""
         shape = tuple(int(n) for n in spec.shape)
-        out.append(
-            f"    Input({literal(spec.name)}, {literal(spec.path)}, {shape}, {spec.dtype}, batch_dim={spec.batch_dim}{bound}),"
-        )
+        what = f"{literal(spec.name)}, {literal(spec.path)}, {shape}, {spec.dtype}"
+        out.append(f"    Input({what}, batch_dim={spec.batch_dim}{bound}),")
     out += [")", "", "OUTPUTS = ("]
     for value, spec_out in zip(program.outputs, graph.outputs, strict=True):
         out.append(f"    Output({literal(names[value])}, {literal(spec_out.path)}, batch_dim={spec_out.batch_dim}),")
     out += [")", "", "# Parameters that several stages hold: their gradients are summed.", "TIES = ("]
-    for entry in graph.state.values():
-        copies = tuple(holding.stages_of(entry.key).items())
-        if entry.kind == "parameter" and len(copies) > 1:
-            out.append(f"    Tie({literal(copies)}),")
+    for key, places in holding.copies().items():
+        if graph.state[key].kind == "parameter" and len(places) > 1:
+            out.append(f"    Tie({literal(tuple(places.items()))}),")
     out += [")", "", "# Key of the original state_dict -> (stage, name in that stage).", "NAMES = {"]
     for name in original_keys(graph):
         stage_of = next(s for s, held in enumerate(holding.names) if name in held)

@@ -67,7 +67,7 @@ def test_files_are_readable_by_all(planned: tuple[Graph, Plan], tmp_path: Path) 
 
 
 def test_a_plan_for_another_graph_is_refused(planned: tuple[Graph, Plan], tmp_path: Path) -> None:
-    graph, plan = planned
+    _, plan = planned
     other = trace(
         nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8), nn.GELU()), (torch.randn(4, 8),), check=False
     )
