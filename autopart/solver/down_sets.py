@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from autopart.solver.intervals import Members, tabulate
-from autopart.solver.problem import Problem, members
+from autopart.solver.problem import Problem, membership
 
 # Pairs of down-sets are tabulated, so this many take a few hundred megabytes and a second.
 MOST_DOWN_SETS = 1200
@@ -43,7 +41,4 @@ def down_sets(problem: Problem, most: int) -> Members | None:
         if len(found) > most:
             return None
         level = larger
-    inside = np.zeros((len(found), problem.items), dtype=bool)
-    for row, bits in enumerate(found):
-        inside[row, members(bits)] = True
-    return inside
+    return membership(found, problem.items)

@@ -19,7 +19,7 @@ Objective
 Constraints
     (1) y[v,b] <= y[v,b+1]                                                         `_add_order`
     (2) y[r,b] <= y[u,b]                    for every net and reader               `_add_order`
-    (3) y[v,b] fixed where the loads of the items before or after v leave no room  `_fix_windows`
+    (3) y[v,b] fixed where the loads of the items before or after v leave no room  `_windowed`
     (4) sum_v x[v,s] >= 1                   no stage is empty                      `_add_order`
     (5) z[n,b] >= y[u,b] - y[r,b]           for r in R*(n), where it is not one    `_crossing`
     (6) h[r,s] >= x[v,s]  for v in U(r);  h[r,s] + h[r,s'] <= 1 + t[r];  q[r,s] >= h[r,s] + t[r] - 1   `_add_states`
@@ -43,7 +43,7 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from autopart.solver.intervals import memory_never_binds
-from autopart.solver.problem import Floats, Problem, members
+from autopart.solver.problem import Floats, Problem, membership
 
 Linear = cp_model.LinearExpr | int
 
@@ -107,10 +107,9 @@ class _Program:
         self.model = cp_model.CpModel()
         self.unit = max(scale, 1e-12) / RESOLUTION  # a step of no time at all still needs a unit
         self.last = problem.stages - 1
-        self.y = [[self.model.new_bool_var(f"y[{v},{b}]") for b in range(self.last)] for v in range(problem.items)]
+        self.y = self._windowed(cap)
         self._add_order()
-        if cap is not None:
-            self._fix_windows(cap)
+        self.last_readers = [_last_readers(problem, net.readers) for net in problem.nets]
         self.z = [[self._crossing(n, b) for n in range(len(problem.nets))] for b in range(self.last)]
         self.held, self.torn = self._add_states()
         self.most = self.model.new_int_var(0, math.ceil((ceiling(problem) if cap is None else cap) / self.unit), "M")
@@ -140,30 +139,47 @@ class _Program:
         problem, model = self.problem, self.model
         for v in range(problem.items):
             for b in range(self.last - 1):
-                model.add_implication(self.y[v][b], self.y[v][b + 1])
+                self._imply(self.y[v][b], self.y[v][b + 1])
             for u in problem.predecessors[v]:
                 for b in range(self.last):
-                    model.add_implication(self.y[v][b], self.y[u][b])
+                    self._imply(self.y[v][b], self.y[u][b])
         for s in range(problem.stages):
             model.add(sum(self.x(v, s) for v in range(problem.items)) >= 1)
 
-    def _fix_windows(self, cap: float) -> None:
-        earliest, latest = windows(self.problem, cap)
-        for v in range(self.problem.items):
-            for b in range(self.last):
-                if b < earliest[v]:
-                    self.model.add(self.y[v][b] == 0)
-                elif b >= latest[v]:
-                    self.model.add(self.y[v][b] == 1)
+    def _windowed(self, cap: float | None) -> list[list[Linear]]:
+        """y, as a constant wherever the cap leaves the item no choice: most of it, when the cap is close."""
+        if cap is None:
+            earliest, latest = [0] * self.problem.items, [self.last] * self.problem.items
+        else:
+            earliest, latest = windows(self.problem, cap)
+        if any(a > b for a, b in zip(earliest, latest, strict=True)):
+            self.model.add_bool_or([])  # an item fits nowhere
+
+        def entry(v: int, b: int) -> Linear:
+            if b < earliest[v] or b >= latest[v]:
+                return int(b >= latest[v])
+            return self.model.new_bool_var(f"y[{v},{b}]")
+
+        return [[entry(v, b) for b in range(self.last)] for v in range(self.problem.items)]
+
+    def _imply(self, a: Linear, b: Linear) -> None:
+        if isinstance(a, cp_model.IntVar) and isinstance(b, cp_model.IntVar):
+            self.model.add_implication(a, b)
+        elif not isinstance(a, int) or not isinstance(b, int) or a > b:
+            self.model.add(a <= b)
 
     def _crossing(self, n: int, b: int) -> Linear:
         net = self.problem.nets[n]
         producer = self.y[net.producer][b]
         if net.to_end:
             return producer
-        readers = _last_readers(self.problem, net.readers)
+        if isinstance(producer, int) and producer == 0:
+            return 0
+        readers = self.last_readers[n]
         if len(readers) == 1:
             return producer - self.y[readers[0]][b]
+        if isinstance(producer, int) and all(isinstance(self.y[r][b], int) for r in readers):
+            return max(producer - self.y[r][b] for r in readers)
         crosses = self.model.new_bool_var(f"z[{n},{b}]")
         for r in readers:
             self.model.add(crosses >= producer - self.y[r][b])
@@ -262,12 +278,12 @@ def windows(problem: Problem, cap: float) -> tuple[list[int], list[int]]:
     room_last = [
         load * (1 + 1e-9) * len({problem.process[t] for t in range(s, problem.stages)}) for s in range(problem.stages)
     ]
+    before = membership(problem.ancestors, problem.items) @ work
+    after = membership(problem.descendants, problem.items) @ work
     earliest, latest = [], []
     for v in range(problem.items):
-        before = float(work[members(problem.ancestors[v])].sum())
-        after = float(work[members(problem.descendants[v])].sum())
-        earliest.append(next((s for s, room in enumerate(room_first) if before <= room), problem.stages))
-        latest.append(next((s for s in reversed(range(problem.stages)) if after <= room_last[s]), -1))
+        earliest.append(next((s for s, room in enumerate(room_first) if before[v] <= room), problem.stages))
+        latest.append(next((s for s in reversed(range(problem.stages)) if after[v] <= room_last[s]), -1))
     return earliest, latest
 
 

@@ -19,6 +19,7 @@ and must not exceed `limits[p]`. Every stage holds at least one item.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -135,11 +136,8 @@ class Problem:
         return tuple(sets)
 
 
-def members(bits: int) -> list[int]:
-    """The items of a bit set, lowest first."""
-    found = []
-    while bits:
-        low = bits & -bits
-        found.append(low.bit_length() - 1)
-        bits ^= low
-    return found
+def membership(sets: Sequence[int], items: int) -> NDArray[np.bool_]:
+    """Bit sets of items as rows of flags, (sets, items)."""
+    width = (items + 7) // 8
+    packed = np.frombuffer(b"".join(bits.to_bytes(width, "little") for bits in sets), dtype=np.uint8)
+    return np.unpackbits(packed.reshape(len(sets), width), axis=1, count=items, bitorder="little").astype(bool)
