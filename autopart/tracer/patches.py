@@ -114,7 +114,8 @@ def stubbed(opaque: OpaqueModule) -> Iterator[None]:
 class _ParameterBypass(TorchFunctionMode):
     """Replaces a registered tensor that was reached past its module (a plain list, a closure) by what the trace put there.
 
-    `tensor.data`, which export cannot see through, is read as `tensor.detach()`.
+    `tensor.data`, which export cannot see through, is read as `tensor.detach()`. `tensor.contiguous()`, of which nothing
+    would be recorded where the tensor of this trace happens to be contiguous, is recorded: elsewhere it may not be.
     """
 
     def __init__(self, owners: dict[int, tuple[nn.Module, str]]) -> None:
@@ -125,6 +126,8 @@ class _ParameterBypass(TorchFunctionMode):
         args = self._swap(args)
         if func == READ_DATA:
             return args[0].detach()
+        if func == torch.Tensor.contiguous:
+            return torch.ops.aten.contiguous.default(*args, **(kwargs or {}))
         if func == WRITE_DATA:
             raise Uncapturable(None, "it assigns to the .data of a tensor")
         return func(*args, **{k: self._swap(v) for k, v in (kwargs or {}).items()})
