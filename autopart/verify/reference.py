@@ -63,7 +63,8 @@ def run_reference(
     fixed = FixedRandomness()
     with _state_restored(model), fixed:
         if _floating(model) not in (None, pipeline.dtype):
-            model.to(pipeline.dtype)
+            # As the tracer does; `model.to()` would make complex buffers real.
+            model._apply(lambda t: t.to(pipeline.dtype) if t.is_floating_point() else t)
         update = OPTIMIZERS[optimizer](
             [p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=LEARNING_RATE
         )
