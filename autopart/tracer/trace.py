@@ -215,15 +215,16 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 def leaving_model_as_it_was(model: nn.Module, notes: list[str]) -> Iterator[None]:
     """Restore training flags, and for transformers' models the cache, which one forward pass does not need."""
     flags = {module: module.training for module in model.modules()}
-    config: Any = getattr(model, "config", None)
-    cached = getattr(config, "use_cache", None) is True
-    if cached:
+    configs = {id(c): c for m in model.modules() if (c := getattr(m, "config", None)) is not None}
+    caching = [c for c in configs.values() if getattr(c, "use_cache", None) is True]
+    for config in caching:
         config.use_cache = False
+    if caching:
         notes.append("captured with config.use_cache=False: the key-value cache is not part of the result")
     try:
         yield
     finally:
         for module, flag in flags.items():
             module.training = flag
-        if cached:
+        for config in caching:
             config.use_cache = True

@@ -55,9 +55,9 @@ MODELS: dict[str, Callable[[], Any]] = {
         {"input_ids": ids(2, 24), "labels": ids(2, 8)},
     ),
     "m2m_100": lambda: (
-        hf.M2M100Model(hf.M2M100Config(**M2M)),
+        hf.M2M100ForConditionalGeneration(hf.M2M100Config(**M2M, decoder_start_token_id=0)),
         (),
-        {"input_ids": ids(), "decoder_input_ids": ids()},
+        {"input_ids": ids(), "labels": ids()},
     ),
     "resnet18": lambda: (torchvision.models.resnet18(num_classes=10), (image(),), {}),
     "swin": lambda: (
