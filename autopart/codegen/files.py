@@ -118,8 +118,8 @@ def predictions(p: StagePlan) -> list[str]:
     return [
         f"forward {milliseconds(p.forward_s)}, backward {milliseconds(p.backward_s)}, "
         f"communication {milliseconds(p.communication_s)}",
-        f"peak memory {gibibytes(p.peak_memory_bytes)} of {gibibytes(p.memory_limit_bytes)}; "
-        f"parameters {gibibytes(p.parameter_bytes)}",
+        f"peak memory {size(p.peak_memory_bytes)} of {size(p.memory_limit_bytes)}; "
+        f"parameters {size(p.parameter_bytes)}",
     ]
 
 
@@ -127,8 +127,12 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.4g} ms"
 
 
-def gibibytes(amount: int) -> str:
-    return f"{amount / 2**30:.4g} GiB"
+def size(amount: int) -> str:
+    """Bytes for people."""
+    for unit, scale in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if amount >= scale:
+            return f"{amount / scale:.4g} {unit}"
+    return f"{amount} bytes"
 
 
 def _dtype(graph: Graph) -> str:

@@ -118,8 +118,8 @@ def _replace(argument: Any, reader: Op, crossing: Mapping[Value, Value]) -> Any:
 def reaches_loss(program: Program, loss: Value | None) -> set[Value]:
     """The values that the loss depends on through autograd.
 
-    An in-place operation counts when the loss reads the memory that it changes, under any name: `x[:, 0].copy_(y)` puts y
-    into x, though nothing reads its result.
+    An in-place operation counts when the loss reads the memory that it changes, under any name: `x[:, 0].copy_(y)`
+    puts y into x, though nothing reads its result.
     """
     if loss is None:
         return set()

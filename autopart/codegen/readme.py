@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopart.codegen.files import gibibytes, milliseconds
+from autopart.codegen.files import size, milliseconds
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
@@ -34,7 +34,7 @@ def readme(graph: Graph, plan: Plan, files: list[str]) -> str:
         times = [milliseconds(t) for t in (p.forward_s, p.backward_s, p.communication_s)]
         lines.append(
             f"| {i} | {p.nodes:,} | {p.parameters:,} | {' | '.join(times)} | "
-            f"{gibibytes(p.peak_memory_bytes)} | {gibibytes(p.memory_limit_bytes)} |"
+            f"{size(p.peak_memory_bytes)} | {size(p.memory_limit_bytes)} |"
         )
     lines += [
         "",
