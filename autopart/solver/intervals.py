@@ -158,8 +158,13 @@ def _crossing(problem: Problem, inside: Members) -> Floats:
     """Whether each net leaves each down-set, (sets, nets)."""
     crossing = np.zeros((len(inside), len(problem.nets)))
     for n, net in enumerate(problem.nets):
-        unread = True if net.to_end else ~inside[:, list(net.readers)].all(axis=1)
-        crossing[:, n] = inside[:, net.producer] & unread
+        made = inside[:, net.producer]
+        if net.to_end:
+            crossing[:, n] = made
+        elif len(net.readers) == 1:
+            crossing[:, n] = made & ~inside[:, net.readers[0]]
+        else:
+            crossing[:, n] = made & ~inside[:, list(net.readers)].all(axis=1)
     return crossing
 
 

@@ -19,10 +19,13 @@ from autopart.solver.prefixes import cut_order, even_out
 from autopart.solver.problem import Problem
 from autopart.solver.score import score
 
-# Orders that the prefix heuristic tries; more have not improved a plan of the zoo.
-ORDERS = 8
-# Rounds of the local search without a better plan after which it ends.
-IDLE_ROUNDS = 6
+# First plans: orders that are tried, and rounds of the local search without a better plan after which it ends. Large
+# problems get fewer, since each costs more and the program that follows finds what is missing.
+ORDERS, FEWEST_ORDERS = 8, 4
+IDLE_ROUNDS, FEWEST_IDLE_ROUNDS = 6, 2
+ITEMS_FOR_ALL = 500
+# Share of the time limit that first plans may take.
+FIRST_SHARE = 0.4
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
 # any machine of today: then two runs stop at the same place.
 WORK_PER_SECOND = 0.05
@@ -60,7 +63,8 @@ def search(problem: Problem, tolerance: float, time_limit_s: float, start: Seque
         return _single(problem)
     bounds = {"even shares": simple_bound(problem), "the heaviest item's company": containment_bound(problem)}
     method, bound = max(bounds.items(), key=lambda b: b[1])
-    best, value = first_plan(problem, bound * (1 + tolerance), deadline, start)
+    first_deadline = time.monotonic() + FIRST_SHARE * time_limit_s
+    best, value = first_plan(problem, bound * (1 + tolerance), first_deadline, start)
     answer = Answer(best, value, bound, "proof", method)
     if answer.open(tolerance):
         answer = _by_down_sets(problem, answer, tolerance)
@@ -143,13 +147,14 @@ def first_plan(
             answer = _better(problem, answer, assignment)
         return answer
 
-    for order in itertools.islice(orders(problem), ORDERS):
+    size = problem.items / ITEMS_FOR_ALL
+    for order in itertools.islice(orders(problem), max(FEWEST_ORDERS, min(ORDERS, int(ORDERS / size)))):
         answer = tried(order, answer)
         if answer.value <= enough or time.monotonic() > deadline:
             return answer.assignment, answer.value
     generator = random.Random(0)
-    idle = 0
-    while answer.assignment is not None and idle < IDLE_ROUNDS:
+    idle, most = 0, max(FEWEST_IDLE_ROUNDS, min(IDLE_ROUNDS, int(IDLE_ROUNDS / size)))
+    while answer.assignment is not None and idle < most:
         if answer.value <= enough or time.monotonic() > deadline:
             break
         improved = tried(shuffled(problem, answer.assignment, generator), answer)

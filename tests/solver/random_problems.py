@@ -14,7 +14,7 @@ def random_problem(seed, items=None, stages=None, tight=None, schedule=None):
     schedule = schedule or rng.choice(["1f1b", "1f1b", "gpipe", "interleaved1f1b", "zbv"])
     per_process = 1 if schedule in ("1f1b", "gpipe") else 2
     stages = stages or rng.choice([2, 3, 4] if per_process == 1 else [4])
-    items = items or rng.randint(stages, 8 if stages < 4 else 7)
+    items = items or rng.randint(stages, 8 if stages < 4 else 6)
     microbatches = rng.choice([1, 2, 4, 8])
     few = rng.random() < 0.3  # few distinct values: many equal optima
     draw = (lambda: float(rng.choice([1, 1, 2]))) if few else (lambda: rng.uniform(0.1, 3.0))

@@ -17,7 +17,7 @@ from autopart.solver.search import search
 EXACT = 1e-4
 
 
-@settings(max_examples=600, deadline=None, derandomize=True)
+@settings(max_examples=800, deadline=None, derandomize=True)
 @given(st.integers(0, 10**9))
 def test_the_search_finds_the_optimum_and_proves_it(seed):
     problem = random_problem(seed)
@@ -38,7 +38,7 @@ def test_the_search_finds_the_optimum_and_proves_it(seed):
     assert containment_bound(problem) <= best * (1 + 1e-9)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.integers(0, 10**9))
 def test_the_two_exact_methods_agree(seed):
     problem = random_problem(seed, schedule="1f1b")
