@@ -79,7 +79,7 @@ class Capturer:
             share = sum(p.numel() for p in kept.module.parameters()) / total
             size = f", {share:.0%} of the parameters" if share >= 0.005 else ""
             found.append(f"{path} ({type(kept.module).__name__}{size}) is kept whole: {kept.reason}")
-            if "layerdrop" in kept.reason or getattr(getattr(self.model, "config", None), "layerdrop", 0):
+            if "layerdrop" in kept.reason or getattr(getattr(self.model, "config", None), "layerdrop", False):
                 found.append("set layerdrop=0 in the model's configuration, so that its layers can be split")
         for call in self.calls.values():
             if call.kind == "function":
@@ -97,7 +97,7 @@ class Capturer:
         self.model.train(train_mode)
         while True:
             error = None
-            for deny in (False, True) if not self.deny_export else (True,):
+            for deny in (True,) if self.deny_export else (False, True):
                 try:
                     graph, record = self._attempt(train_mode, deny)
                 except AutopartError:

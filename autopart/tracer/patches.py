@@ -13,9 +13,9 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
-from torch.overrides import TorchFunctionMode
 
 from autopart.runtime.structure import decode
+from autopart.tracer.bypass import Bypass, current
 from autopart.tracer.errors import Uncapturable
 from autopart.tracer.opaque import (
     Arguments,
@@ -33,7 +33,6 @@ from autopart.tracer.snapshot import HOOK_TABLES
 from autopart.tracer.stamps import stamped_nodes
 from autopart.tracer.state import registered
 
-READ_DATA, WRITE_DATA = torch.Tensor.data.__get__, torch.Tensor.data.__set__  # type: ignore[attr-defined]
 CHECKPOINT_OPTIONS = (
     "use_reentrant",
     "preserve_rng_state",
@@ -111,43 +110,9 @@ def stubbed(opaque: OpaqueModule) -> Iterator[None]:
         module.__dict__.update(hooks)
 
 
-class _ParameterBypass(TorchFunctionMode):
-    """Replaces a registered tensor that was reached past its module (a plain list, a closure) by what the trace put there.
-
-    `tensor.data`, which export cannot see through, is read as `tensor.detach()`. `tensor.contiguous()`, of which nothing
-    would be recorded where the tensor of this trace happens to be contiguous, is recorded: elsewhere it may not be.
-    """
-
-    def __init__(self, owners: dict[int, tuple[nn.Module, str]]) -> None:
-        super().__init__()
-        self.owners = owners
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args = self._swap(args)
-        if func == READ_DATA:
-            return args[0].detach()
-        if func == torch.Tensor.contiguous:
-            return torch.ops.aten.contiguous.default(*args, **(kwargs or {}))
-        if func == WRITE_DATA:
-            raise Uncapturable(None, "it assigns to the .data of a tensor")
-        return func(*args, **{k: self._swap(v) for k, v in (kwargs or {}).items()})
-
-    def _swap(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            found = self.owners.get(id(value))
-            if found is None:
-                return value
-            owner, name = found
-            current = owner._parameters.get(name)
-            return owner._buffers.get(name) if current is None else current
-        if type(value) in (tuple, list):
-            return type(value)(self._swap(v) for v in value)
-        return value
-
-
 @contextmanager
 def parameters_reached_past_modules(watch: Watch) -> Iterator[None]:
-    with _ParameterBypass(watch.owners):
+    with Bypass(watch.owners):
         yield
 
 
@@ -194,7 +159,7 @@ def opaque_function(
     watch: Watch, cls: Any, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     arguments = Arguments.of(args, kwargs)
-    given = _ParameterBypass(watch.owners)._swap(arguments.tensors)
+    given = current(arguments.tensors, watch.owners)
     with disable_proxy_modes_tracing(), torch._C.DisableTorchFunction():
         stand_ins = [stand_in(t) for t in given]
         versions = [t._version for t in stand_ins]
