@@ -16,8 +16,8 @@ from .collectives import ShapeRanks, all_reduce, group
 def rank_stream(device: torch.device) -> Iterator[None]:
     """Random numbers of this rank's own stream inside; the common stream moves on by one draw, on every rank alike.
 
-    The draw is from the generator of the CPU, so that nothing waits for a GPU, and so that recomputation of an activation
-    checkpoint, which restores that generator, repeats it.
+    The draw is from the generator of the CPU, so that nothing waits for a GPU, and so that recomputation of an
+    activation checkpoint, which restores that generator, repeats it.
     """
     ranks = group()
     if isinstance(ranks, ShapeRanks):
@@ -37,7 +37,12 @@ def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
 
 
 def attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: torch.Tensor | None, dropout_p: float, **options: Any
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None,
+    dropout_p: float,
+    **options: Any,
 ) -> torch.Tensor:
     """Scaled dot-product attention with dropout on shards: every rank draws its own mask."""
     with rank_stream(query.device):

@@ -1,1 +1,62 @@
-"""Tensor splits: layouts of every value on t ranks, one rule for each operator family, and the rewritten local graph."""
+"""Tensor splits: layouts of every value on t ranks, one rule for each operator family, and the rewritten local graph.
+
+How to use it:
+
+    program = Program(graph.primary, t)      # the whole problem: explore once for each tensor degree
+    program.strategies[node]                 # call node -> legal strategies; [0] is fully replicated
+    program.layouts[node]                    # placeholder or get_attr node -> layouts it may be held in
+    for edge in program.edges(): ...         # every place where a value is read: source, user, number
+
+A choice is one strategy for each call node and one layout for each state entry. Over an edge, the value goes from the
+layout its producer gives (`strategy.outputs[i]`, or the held layout) to the one its reader takes
+(`strategy.inputs[edge.number]`, for the output node `R`), at the price `conversions(a, b, value, t, link,
+program.differentiable(edge))`. Readers that take a value in one layout share one conversion. Over an edge with
+`program.fixed(edge)` both layouts must be equal. `getitem` nodes have no strategy: they are results of their producer
+(`producer_of`).
+
+    choice = Choice(state={"t0": S(0, 64)}, strategies={node.name: strategy, ...})
+    local = rewrite(graph, choice, t)        # a LocalGraph: a Graph with local shapes and explicit collectives
+    collectives_of(local)                    # what it sends, both ways
+    describe(graph, choice, t)               # what is split how, in words
+"""
+
+from autopart.sharding.choice import Choice, choose, random_choice, replicated_choice
+from autopart.sharding.conversions import Conversion, Price, conversion, conversions
+from autopart.sharding.describe import Sent, collectives_of, describe, word
+from autopart.sharding.layouts import R_STAR, Layout, P, R, S, Split, local_shape, shards
+from autopart.sharding.operation import Operation, Strategy
+from autopart.sharding.program import Edge, Program, is_getitem, layout_of, producer_of, results_of
+from autopart.sharding.rewrite import LocalGraph, rewrite
+
+__all__ = [
+    "R_STAR",
+    "Choice",
+    "Conversion",
+    "Edge",
+    "Layout",
+    "LocalGraph",
+    "Operation",
+    "P",
+    "Price",
+    "Program",
+    "R",
+    "S",
+    "Sent",
+    "Split",
+    "Strategy",
+    "choose",
+    "collectives_of",
+    "conversion",
+    "conversions",
+    "describe",
+    "is_getitem",
+    "layout_of",
+    "local_shape",
+    "producer_of",
+    "random_choice",
+    "replicated_choice",
+    "results_of",
+    "rewrite",
+    "shards",
+    "word",
+]

@@ -1,8 +1,8 @@
 """Which values share memory, and what that forbids.
 
 A value that is changed in place must be the very tensor that its other readers see: between values that share changed
-memory no layout may change. Readers elsewhere may convert a value, but what was converted before a change is stale after
-it: every change starts a new version.
+memory no layout may change. Readers elsewhere may convert a value, but what was converted before a change is stale
+after it: every change starts a new version.
 """
 
 from __future__ import annotations
@@ -72,5 +72,3 @@ def _shared(op: Operation) -> set[int]:
             items = value if isinstance(value, (list, tuple)) else [value]
             found |= {item.number for item in items if isinstance(item, Operand)}
     return found
-
-

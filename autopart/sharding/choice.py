@@ -41,33 +41,43 @@ def choose(program: Program, state: Mapping[str, Layout], pick: Pick) -> Choice:
     """
     whole: set[fx.Node] = set()  # values that share changed memory and found no common layout
     while True:
-        held = {
-            node: R if node in whole or node.op == "placeholder" else state.get(str(node.target), R)
-            for node in program.layouts
-        }
-        chosen: dict[fx.Node, Strategy] = {}
-        for node, op in program.operations.items():
-            if node in whole:
-                chosen[node] = program.strategies[node][0]
-                continue
-
-            def layout(number: int, operands: list[fx.Node] = op.operands) -> Layout:
-                return layout_of(operands[number], chosen, held)
-
-            fixed = [i for i, v in enumerate(op.operands) if program.fixed(Edge(v, node, i))]
-            legal = [s for s in program.strategies[node] if all(s.inputs[i] == layout(i) for i in fixed)]
-            if not legal:
-                before = len(whole)
-                whole |= program.aliases.group(node)
-                for i in fixed:
-                    whole |= program.aliases.group(op.operands[i])
-                if len(whole) == before:
-                    raise AutopartError(f"no layout of {node.name} suits the tensors that it changes in place")
-                break
-            chosen[node] = pick(node, legal, layout)
-        else:
-            keys = {str(node.target): layout for node, layout in held.items() if node.op == "get_attr"}
+        chosen, stuck = _attempt(program, state, pick, whole)
+        if stuck is None:
+            keys = {str(node.target): _held(node, state, whole) for node in program.layouts if node.op == "get_attr"}
             return Choice({**state, **keys}, {node.name: strategy for node, strategy in chosen.items()})
+        before = len(whole)
+        whole |= program.aliases.group(stuck)
+        for number, operand in enumerate(program.operations[stuck].operands):
+            if program.fixed(Edge(operand, stuck, number)):
+                whole |= program.aliases.group(operand)
+        if len(whole) == before:
+            raise AutopartError(f"no layout of {stuck.name} suits the tensors that it changes in place")
+
+
+def _held(node: fx.Node, state: Mapping[str, Layout], whole: set[fx.Node]) -> Layout:
+    return R if node in whole or node.op == "placeholder" else state.get(str(node.target), R)
+
+
+def _attempt(
+    program: Program, state: Mapping[str, Layout], pick: Pick, whole: set[fx.Node]
+) -> tuple[dict[fx.Node, Strategy], fx.Node | None]:
+    """Strategies in program order, and the node at which no legal one was left."""
+    held = {node: _held(node, state, whole) for node in program.layouts}
+    chosen: dict[fx.Node, Strategy] = {}
+    for node, op in program.operations.items():
+        if node in whole:
+            chosen[node] = program.strategies[node][0]
+            continue
+
+        def layout(number: int, operands: list[fx.Node] = op.operands) -> Layout:
+            return layout_of(operands[number], chosen, held)
+
+        fixed = [i for i, v in enumerate(op.operands) if program.fixed(Edge(v, node, i))]
+        legal = [s for s in program.strategies[node] if all(s.inputs[i] == layout(i) for i in fixed)]
+        if not legal:
+            return chosen, node
+        chosen[node] = pick(node, legal, layout)
+    return chosen, None
 
 
 def random_choice(program: Program, generator: random.Random, used: Counter[tuple[str, str]] | None = None) -> Choice:

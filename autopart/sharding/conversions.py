@@ -1,7 +1,7 @@
 """Changes of layout: which function of `runtime.collectives` makes one, what moves both ways, and what that costs.
 
-A conversion from layout a to layout b takes the value from forward kind a to forward kind b, and the gradient from gradient
-kind b to gradient kind a, by one table:
+A conversion from layout a to layout b takes the value from forward kind a to forward kind b, and the gradient from
+gradient kind b to gradient kind a, by one table:
 
 | from \\ to  | replicated | partial          | shards         |
 |------------|------------|------------------|----------------|
@@ -25,9 +25,9 @@ from autopart.sharding.layouts import R_STAR, Kind, Layout, P, R, Split, local_s
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
-# Bytes that a rank sends, as a share of the whole tensor times (t - 1) / t, and rounds of latency in units of log2(t), for
-# the ring and recursive-doubling algorithms (Thakur, Rabenseifner, Gropp 2005).
-_SHARES: dict[Collective, tuple[float, int]] = {
+# Bytes that a rank sends, as a share of the whole tensor times (t - 1) / t, and rounds of latency in units of log2(t),
+# for the ring and recursive-doubling algorithms (Thakur, Rabenseifner, Gropp 2005).
+SHARES: dict[Collective, tuple[float, int]] = {
     "all_reduce": (2.0, 2),
     "all_gather": (1.0, 1),
     "reduce_scatter": (1.0, 1),
@@ -114,14 +114,14 @@ def _bytes(collective: Collective | None, before: Kind, after: Kind, value: torc
     elements = value.numel()
     if isinstance(split, Split):
         elements = t * prod(local_shape(value.shape, Layout(split, split), t))
-    share = _SHARES[collective][0] / (t if collective == "all_to_all" else 1)
+    share = SHARES[collective][0] / (t if collective == "all_to_all" else 1)
     return int(elements * value.element_size() * share * (t - 1) / t)
 
 
 def _seconds(collective: Collective | None, sent_bytes: int, t: int, link: Link) -> float:
     if collective is None:
         return 0.0
-    rounds = _SHARES[collective][1] * ceil(log2(t)) if t > 1 else 0
+    rounds = SHARES[collective][1] * ceil(log2(t)) if t > 1 else 0
     return rounds * link.latency_s + sent_bytes / link.bandwidth_bytes_per_s
 
 

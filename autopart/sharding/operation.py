@@ -171,4 +171,3 @@ def substitute(value: Any, look: Callable[[Operand | Result], Any]) -> Any:
     if isinstance(value, Mapping):
         return {key: substitute(item, look) for key, item in value.items()}
     return value
-

@@ -1,8 +1,8 @@
 """Every legal strategy of every node of a capture, for one tensor degree.
 
-Which splits of a dimension are worth naming comes from the graph itself: every dimension as one part, and the part lists at
-which slices, chunks, joins and views cut it. They are carried from operator to operator, in both directions, until nothing
-new is found.
+Which splits of a dimension are worth naming comes from the graph itself: every dimension as one part, and the part
+lists at which slices, chunks, joins and views cut it. They are carried from operator to operator, in both directions,
+until nothing new is found.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ MOST_SPLITS = 24  # of one value
 
 @dataclass(frozen=True)
 class Edge:
-    """A value and one place where it is read: `user`'s tensor argument `number` (of the output node: its n-th result)."""
+    """A value and one place where it is read: `user`'s tensor argument `number` (of the output node: its n-th
+    result)."""
 
     source: fx.Node
     user: fx.Node

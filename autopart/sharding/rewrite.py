@@ -1,9 +1,9 @@
 """From a graph and a choice of layouts to the local graph that every rank runs.
 
-The local graph keeps the names of all nodes. New nodes are conversions, calls of `autopart.runtime.collectives`. What turns
-summands into a value stands right behind its producer, as part of the producer's module; every other conversion stands
-before its first reader, in the innermost module call that holds all its readers. A value is converted once for all readers
-that see it alike.
+The local graph keeps the names of all nodes. New nodes are conversions, calls of `autopart.runtime.collectives`. What
+turns summands into a value stands right behind its producer, as part of the producer's module; every other conversion
+stands before its first reader, in the innermost module call that holds all its readers. A value is converted once for
+all readers that see it alike.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from autopart.sharding.choice import Choice, choose
 from autopart.sharding.conversions import conversion
 from autopart.sharding.layouts import Layout, R, Split, local_shape
 from autopart.sharding.operation import Operand, Result, Strategy, substitute
-from autopart.sharding.program import Edge, Program, is_getitem, layout_of
+from autopart.sharding.program import Program, is_getitem, layout_of
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def follow(program: Program, choice: Choice) -> Choice:
 
 
 def _forward(strategy: Strategy) -> list[Any]:
-    return [l.forward for l in (*strategy.inputs, *strategy.outputs)]
+    return [layout.forward for layout in (*strategy.inputs, *strategy.outputs)]
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,6 @@ class _Rewriter:
         self.readers: dict[_Wanted, list[fx.Node]] = {}
         self.wanted: dict[tuple[fx.Node, int], _Wanted] = {}
         self.behind: dict[fx.Node, list[_Wanted]] = {}
-        self.position = {node: i for i, node in enumerate(program.capture.graph.nodes)}
         self.mode = _fake_mode(program.capture.graph)
 
     def run(self) -> Capture:
@@ -190,8 +189,7 @@ class _Rewriter:
 
     def _version_behind(self, source: fx.Node) -> int:
         """The version of a value right behind the node that makes it."""
-        after = [n for n in self.position if self.position[n] == self.position[source] + 1]
-        return self.program.aliases.version(source, after[0])
+        return self.program.aliases.version(source, source.next)
 
     def _node(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):

@@ -11,6 +11,17 @@ from torch import nn
 Built = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 
 
+def build(name: str) -> Built:
+    """A model in training mode with random weights everywhere (libraries start some at zero, which hides errors)."""
+    torch.manual_seed(0)
+    model, args, kwargs = MODELS[name]()
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype))
+    return model.train(), args, kwargs
+
+
 def _tokens(model: nn.Module, vocabulary: int, rows: int = 2, length: int = 8, ignored: int = 3) -> Built:
     generator = torch.Generator().manual_seed(5)
     ids = torch.randint(2, vocabulary, (rows, length), generator=generator)
@@ -23,7 +34,13 @@ def _causal(name: str, **config: Any) -> Callable[[], Built]:
     def build() -> Built:
         import transformers
 
-        common = {"vocab_size": 40, "attn_implementation": "sdpa", "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 1}
+        common = {
+            "vocab_size": 40,
+            "attn_implementation": "sdpa",
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": 1,
+        }
         made = transformers.AutoConfig.for_model(name, **{**common, **config})
         return _tokens(transformers.AutoModelForCausalLM.from_config(made).double(), 40)
 
@@ -163,14 +180,29 @@ def _recommender() -> Built:
 
 
 MODELS: dict[str, Callable[[], Built]] = {
-    "gpt2": _causal("gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0),
+    "gpt2": _causal(
+        "gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+    ),
     "llama": _causal("llama", **_LLAMA),
     "bert": _bert,
     "t5": _t5,
-    "mixtral": _causal("mixtral", **_LLAMA, num_local_experts=4, num_experts_per_tok=2),
+    "mixtral": _causal(
+        "mixtral", **_LLAMA, num_local_experts=4, num_experts_per_tok=2, experts_implementation="batched_mm"
+    ),
     "phi3": _causal("phi3", **_LLAMA, resid_pdrop=0.0, embd_pdrop=0.0),
     "vit": _images(_vit),
-    "swin": _images(_timm("swin_tiny_patch4_window7_224", img_size=32, patch_size=2, window_size=4, embed_dim=16, depths=(2, 2), num_heads=(2, 4), drop_path_rate=0.0)),
+    "swin": _images(
+        _timm(
+            "swin_tiny_patch4_window7_224",
+            img_size=32,
+            patch_size=2,
+            window_size=4,
+            embed_dim=16,
+            depths=(2, 2),
+            num_heads=(2, 4),
+            drop_path_rate=0.0,
+        )
+    ),
     "convnext": _images(_timm("convnext_atto", depths=(1, 1, 1, 1), dims=(8, 16, 24, 32), drop_path_rate=0.0)),
     "resnet": _images(_resnet),
     "mobilenet": _images(_mobilenet),

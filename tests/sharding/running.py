@@ -6,15 +6,17 @@ from contextlib import ExitStack
 from typing import Any
 
 import torch
-from tests.sharding.ranks import ThreadRanks
 from torch import fx, nn
 
 from autopart.graph import Capture, Graph
 from autopart.runtime.shards import cut, join
 from autopart.sharding.rewrite import LocalGraph
+from tests.sharding.ranks import ThreadRanks
 
 
-def run_capture(graph: Graph, capture: Capture, state: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> list[Any]:
+def run_capture(
+    graph: Graph, capture: Capture, state: dict[str, torch.Tensor], inputs: list[torch.Tensor]
+) -> list[Any]:
     """The flat outputs of a capture on the given state."""
     env: dict[fx.Node, Any] = {}
     feed = iter(inputs)
@@ -89,7 +91,9 @@ def run_split(local: LocalGraph, inputs: list[torch.Tensor]) -> tuple[dict[str, 
     merged: dict[str, Any] = {"outputs": found[0][0], "gradients": {}, "buffers": {}}
     for other, _ in found[1:]:
         for a, b in zip(other, found[0][0], strict=True):
-            assert a is b is None or torch.allclose(a, b, rtol=1e-10, atol=1e-12, equal_nan=True), "outputs of two ranks"
+            assert a is b is None or torch.allclose(a, b, rtol=1e-10, atol=1e-12, equal_nan=True), (
+                "outputs of two ranks"
+            )
     for key, split in local.shards.items():
         entry = whole[key]
         values = [state[key].grad if entry.requires_grad else state[key].detach() for _, state in found]
@@ -116,8 +120,9 @@ def worst_error(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, floa
     assert found["buffers"].keys() == wanted["buffers"].keys()
     for name, value in wanted["gradients"].items():
         errors["gradients"] = max(errors["gradients"], _error(found["gradients"][name], value, 1e-6 * scale))
+    scale = max((float(b.abs().max()) for b in wanted["buffers"].values() if b.is_floating_point()), default=1.0)
     for name, value in wanted["buffers"].items():
-        errors["buffers"] = max(errors["buffers"], _error(found["buffers"][name], value, 0.0))
+        errors["buffers"] = max(errors["buffers"], _error(found["buffers"][name], value, 1e-6 * scale))
     return errors
 
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.sharding.ranks import ThreadRanks
 from torch import fx
 from torch.fx.node import map_aggregate
 
 from autopart.graph import Capture
 from autopart.runtime.shards import cut, join
-from autopart.sharding.layouts import Kind, Layout, Split, local_shape
+from autopart.sharding.layouts import Kind, Split, local_shape
 from autopart.sharding.operation import Result, Strategy, substitute
 from autopart.sharding.program import Program
 from autopart.sharding.rules.table import TABLE
+from tests.sharding.ranks import ThreadRanks
 
 RANKS = (2, 4)
 CASES = [(target, example, t) for target, entry in TABLE.items() for example in entry.examples for t in RANKS]
@@ -50,7 +50,9 @@ def example_arguments(text: str, seed: int) -> tuple[tuple[Any, ...], dict[str, 
         "f": floats,
         "z": lambda *shape: torch.zeros(*shape, dtype=torch.float64),
         "o": lambda *shape: torch.ones(*shape, dtype=torch.float64),
-        "pos": lambda *shape: (torch.rand(*shape, generator=generator, dtype=torch.float64) * 1.5 + 0.5).requires_grad_(),
+        "pos": lambda *shape: (
+            torch.rand(*shape, generator=generator, dtype=torch.float64) * 1.5 + 0.5
+        ).requires_grad_(),
         "i": integers,
         "labels": labels,
         "b": lambda *shape: torch.rand(*shape, generator=generator) < 0.5,
@@ -126,7 +128,9 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
-def check_strategy(target: Any, strategy: Strategy, args: Any, kwargs: Any, tensors: list[torch.Tensor], t: int) -> None:
+def check_strategy(
+    target: Any, strategy: Strategy, args: Any, kwargs: Any, tensors: list[torch.Tensor], t: int
+) -> None:
     generator = torch.Generator().manual_seed(11)
     value = target(*copies(args), **copies(kwargs))
     whole = [v for v in (value if isinstance(value, (list, tuple)) else [value])]
@@ -136,10 +140,12 @@ def check_strategy(target: Any, strategy: Strategy, args: Any, kwargs: Any, tens
     wanted = None
     if reached and tracked:
         wanted = torch.autograd.grad([v for v, _ in reached], tracked, [s for _, s in reached], allow_unused=True)
-    held = [decompose(x.detach(), l.forward, t, generator) for x, l in zip(tensors, strategy.inputs, strict=True)]
+    held = [
+        decompose(x.detach(), layout.forward, t, generator) for x, layout in zip(tensors, strategy.inputs, strict=True)
+    ]
     held_seeds = [
-        None if s is None else decompose(s, l.gradient, t, generator)
-        for s, l in zip(seeds, strategy.outputs, strict=True)
+        None if s is None else decompose(s, layout.gradient, t, generator)
+        for s, layout in zip(seeds, strategy.outputs, strict=True)
     ]
     ranks = ThreadRanks(t)
 
@@ -169,7 +175,7 @@ def check_strategy(target: Any, strategy: Strategy, args: Any, kwargs: Any, tens
         close(combine(shards, layout.forward), expected.detach())
     if wanted is None:
         return
-    layouts = [l for x, l in zip(tensors, strategy.inputs, strict=True) if x.requires_grad]
+    layouts = [layout for x, layout in zip(tensors, strategy.inputs, strict=True) if x.requires_grad]
     for number, (expected, layout) in enumerate(zip(wanted, layouts, strict=True)):
         found = [outcome[1][number] for outcome in outcomes]
         if expected is None or all(f is None for f in found):
@@ -202,7 +208,5 @@ def test_every_rule_offers_more_than_replication() -> None:
             args, kwargs = example_arguments(example, 1)
             capture, _ = one_node(target, args, kwargs)
             ((_, strategies),) = Program(capture, 2).strategies.items()
-            offered += [s for s in strategies if any(l.split for l in (*s.inputs, *s.outputs))]
+            offered += [s for s in strategies if any(layout.split for layout in (*s.inputs, *s.outputs))]
         assert offered, f"{target} is never split"
-
-

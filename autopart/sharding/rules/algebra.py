@@ -44,7 +44,9 @@ def linear(op: Operation) -> Names:
 def addmm(op: Operation) -> Names:
     """`addmm(b[(m,) n], x[m, k], w[k, n])`."""
     shape = op.inputs[0].shape
-    bias: Labels = tuple(None if size == 1 else label for size, label in zip(shape, ("m", "n")[-len(shape) :], strict=True))
+    bias: Labels = tuple(
+        None if size == 1 else label for size, label in zip(shape, ("m", "n")[-len(shape) :], strict=True)
+    )
     return contraction([bias, ("m", "k"), ("k", "n")], ("m", "n"), additive=[0])
 
 
@@ -126,9 +128,7 @@ def transposed_convolution(op: Operation) -> Names:
     return contraction(inputs[: len(op.inputs)], (*batch, "o", *space), additive=[2] if bias else [])
 
 
-def _grouped(
-    op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]
-) -> tuple[Call, ...] | None:
+def _grouped(op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Call, ...] | None:
     groups = op.arguments["groups"]
     if label != "g":
         return (op.call(),)

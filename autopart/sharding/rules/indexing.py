@@ -26,7 +26,9 @@ def index(op: Operation) -> Names:
     names: list[Labels] = [tuple(None if d in places else f"d{d}" for d in range(source.dim()))]
     for value in tensors:
         offset = rank - value.dim()
-        names.append(tuple(looked_up[offset + d] if size == shape[offset + d] else None for d, size in enumerate(value.shape)))
+        names.append(
+            tuple(looked_up[offset + d] if size == shape[offset + d] else None for d, size in enumerate(value.shape))
+        )
     kept = [f"d{d}" for d in range(source.dim()) if d not in places]
     return Names(tuple(names), ((*kept[:first], *looked_up, *kept[first:]),))
 
@@ -49,7 +51,9 @@ def expand(op: Operation) -> Names:
     output = op.outputs[0].shape
     result = tuple(f"d{i}" if size != 1 else None for i, size in enumerate(output))
     (labels,) = aligned(op, [op.inputs[0].shape], output)
-    return Names((labels, *((None,) * v.dim() for v in op.inputs[1:])), (result,), (frozenset({0}),), local=_sized("size"))
+    return Names(
+        (labels, *((None,) * v.dim() for v in op.inputs[1:])), (result,), (frozenset({0}),), local=_sized("size")
+    )
 
 
 def filled(shape_argument: str | None, reads: bool = False) -> LabelRule:
@@ -91,7 +95,7 @@ def index_select(op: Operation) -> Names:
     """`index_select(x, dim, index[n])`."""
     dim = op.arguments["dim"] % max(op.inputs[0].dim(), 1)
     labels = numbered(op.inputs[0].shape, [dim])
-    return Names((labels, ("chosen",)), (tuple("chosen" if i == dim else l for i, l in enumerate(labels)),))
+    return Names((labels, ("chosen",)), (tuple("chosen" if i == dim else label for i, label in enumerate(labels)),))
 
 
 EXPAND_AS = LabelRule(expand_as)
@@ -100,4 +104,3 @@ INDEX = LabelRule(index)
 GATHER = LabelRule(gather)
 EXPAND = LabelRule(expand)
 TOPK = LabelRule(topk)
-

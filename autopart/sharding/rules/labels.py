@@ -151,12 +151,14 @@ def by_label(op: Operation, names: Names, label: str, parts: tuple[int, ...]) ->
 
 def strategy(
     op: Operation, name: str, inputs: Sequence[Layout], outputs: Sequence[Layout], calls: tuple[Call, ...]
-) -> Strategy | None:
+) -> Strategy:
     """A strategy in normal form: layouts of what has no gradient say nothing of one."""
     return Strategy(
         name,
-        tuple(l if g else l.without_gradient() for l, g in zip(inputs, op.tracked_inputs, strict=True)),
-        tuple(l if g else l.without_gradient() for l, g in zip(outputs, op.tracked_outputs, strict=True)),
+        tuple(layout if g else layout.without_gradient() for layout, g in zip(inputs, op.tracked_inputs, strict=True)),
+        tuple(
+            layout if g else layout.without_gradient() for layout, g in zip(outputs, op.tracked_outputs, strict=True)
+        ),
         calls,
     )
 

@@ -24,7 +24,9 @@ def group_norm(op: Operation) -> Names:
     groups = op.arguments["num_groups"]
     labels: Labels = ("n", "c", *(None,) * (op.inputs[0].dim() - 2))
 
-    def local(op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Call, ...] | None:
+    def local(
+        op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]
+    ) -> tuple[Call, ...] | None:
         if label != "c":
             return (op.call(),)
         return (op.call(num_groups=groups // op.t),) if groups % op.t == 0 else None
@@ -55,4 +57,3 @@ def _split_batch(
 LAYER_NORM = LabelRule(layer_norm)
 GROUP_NORM = LabelRule(group_norm)
 BATCH_NORM = LabelRule(batch_norm)
-

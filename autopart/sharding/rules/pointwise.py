@@ -44,9 +44,7 @@ ADDITIONS = ("aten::add", "aten::sub", "aten::rsub")
 def dropout_names(op: Operation) -> Names:
     """`dropout(x, p, train)`: shards draw from a stream of their own rank, replicated values from the common one."""
     labels = tuple(f"d{i}" for i in range(op.inputs[0].dim()))
-    return Names(
-        (labels,), (labels,), linear=(frozenset({0}),), padding=frozenset(labels), local=_dropout_on_shards
-    )
+    return Names((labels,), (labels,), linear=(frozenset({0}),), padding=frozenset(labels), local=_dropout_on_shards)
 
 
 def _dropout_on_shards(

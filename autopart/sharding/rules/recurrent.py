@@ -26,4 +26,3 @@ def recurrent(op: Operation) -> Names:
 
 
 RECURRENT = LabelRule(recurrent)
-

@@ -1,4 +1,5 @@
-"""Reductions, and operators that work along one dimension: the others may be cut; what is summed gives partial results."""
+"""Reductions, and operators that work along one dimension: the others may be cut; what is summed gives partial
+results."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The table of rules: one entry for each operator. An operator that is not here runs replicated.
 
-An entry is the operator's name, its rule, and example arguments. The property test runs every strategy of every example on
-shards and compares with the whole: adding an entry adds its test. In examples `f(4, 8)` is a floating tensor, `i(9, 4, 8)`
-holds integers below 9, `b(4, 8)` booleans, and `pos(4, 8)` floating numbers between 1/2 and 2.
+An entry is the operator's name, its rule, and example arguments. The property test runs every strategy of every
+example on shards and compares with the whole: adding an entry adds its test. In examples `f(4, 8)` is a floating
+tensor, `i(9, 4, 8)` holds integers below 9, `b(4, 8)` booleans, and `pos(4, 8)` floating numbers between 1/2 and 2.
 """
 
 from __future__ import annotations
@@ -105,8 +105,22 @@ _add("zero_", pointwise(), ONE)
 _add("dropout dropout_", DROPOUT, "f(4, 8, 8), 0.0, True", "f(4, 8, 8), 0.5, False")
 
 # Views, permutations, slices, lists.
-_add("view", views.view("size"), "f(4, 8, 32), [32, 32]", "f(4, 8, 32), [4, 8, 8, 4]", "f(4, 8, 3, 8), [4, 8, 24]", "f(4, 8, 50), [-1, 50]")
-_add("reshape", views.view("shape"), "f(4, 8, 8, 4), [4, 8, -1]", "f(32, 16), [4, 8, 16]", "f(8, 4, 6), [8, 24]", "f(2, 2, 4, 8), [2, 8, 8]")
+_add(
+    "view",
+    views.view("size"),
+    "f(4, 8, 32), [32, 32]",
+    "f(4, 8, 32), [4, 8, 8, 4]",
+    "f(4, 8, 3, 8), [4, 8, 24]",
+    "f(4, 8, 50), [-1, 50]",
+)
+_add(
+    "reshape",
+    views.view("shape"),
+    "f(4, 8, 8, 4), [4, 8, -1]",
+    "f(32, 16), [4, 8, 16]",
+    "f(8, 4, 6), [8, 24]",
+    "f(2, 2, 4, 8), [2, 8, 8]",
+)
 _add("_unsafe_view", views.view("size"), "f(4, 8, 32), [32, 32]")
 _add("flatten.using_ints", views.view(None), "f(4, 8, 4, 8), 1", "f(4, 8, 4, 8), 2, 3")
 _add("unflatten.int", views.UNFLATTEN, "f(4, 8, 96), -1, [3, 32]", "f(32, 4), 0, [4, 8]")
@@ -117,13 +131,24 @@ _add("squeeze.dims", views.SQUEEZE, "f(4, 1, 8, 1), [1, 3]", "f(4, 1, 8), [0, 1]
 _add("transpose.int", views.permutation(views.transposed), "f(4, 8, 12), 1, 2", "f(4, 8, 12), 0, -1")
 _add("permute", views.permutation(views.permuted), "f(4, 8, 12), [2, 0, 1]")
 _add("t", views.permutation(views.transposed), "f(4, 8)")
-_add("slice.Tensor", views.SLICE, "f(4, 8, 16), 2, 0, 8", "f(4, 8, 16), 2, 8, 9223372036854775807", "f(4, 24), 1, 8, 16", "f(4, 8), 1, 0, 8", "f(4, 8), 1, 0, 8, 2", "f(4, 9), 1, 0, -1")
+_add(
+    "slice.Tensor",
+    views.SLICE,
+    "f(4, 8, 16), 2, 0, 8",
+    "f(4, 8, 16), 2, 8, 9223372036854775807",
+    "f(4, 24), 1, 8, 16",
+    "f(4, 8), 1, 0, 8",
+    "f(4, 8), 1, 0, 8, 2",
+    "f(4, 9), 1, 0, -1",
+)
 _add("select.int", views.SELECT, "f(4, 8, 12), 1, 2", "f(4, 8, 12), -1, 0")
 _add("split.Tensor", views.PiecesRule(), "f(4, 8, 24), 8, 2", "f(4, 20, 3), 8, 1")
 _add("split_with_sizes", views.PiecesRule(), "f(4, 8, 24), [16, 4, 4], 2")
 _add("chunk", views.PiecesRule(), "f(4, 8, 24), 3, -1", "f(4, 8, 24), 2, 1")
 _add("unbind.int", views.PiecesRule(removes_dim=True), "f(3, 4, 8)", "f(4, 2, 8), 1")
-_add("cat", views.JoinRule(), "[f(4, 8, 4), f(4, 8, 8)], -1", "[f(4, 8), f(4, 8), f(4, 8)], 1", "[f(4, 8), f(4, 0)], -1")
+_add(
+    "cat", views.JoinRule(), "[f(4, 8, 4), f(4, 8, 8)], -1", "[f(4, 8), f(4, 8), f(4, 8)], 1", "[f(4, 8), f(4, 0)], -1"
+)
 _add("stack", views.JoinRule(adds_dim=True), "[f(4, 8), f(4, 8)], 1", "[f(4, 8), f(4, 8)], -1")
 _add("expand", indexing.EXPAND, "f(4, 1, 8), [4, 8, 8]", "f(1, 8), [4, -1, 8]")
 _add("expand_as", indexing.EXPAND_AS, "f(4, 1, 8), f(4, 8, 8)")
@@ -134,10 +159,26 @@ _add("addmm", algebra.ADDMM, "f(12), f(8, 16), f(16, 12)", "f(8, 12), f(8, 16), 
 _add("mm", algebra.MM, "f(8, 16), f(16, 12)")
 _add("bmm", algebra.BMM, "f(4, 8, 16), f(4, 16, 12)")
 _add("baddbmm", algebra.BADDBMM, "f(4, 8, 12), f(4, 8, 16), f(4, 16, 12)", "f(4, 1, 12), f(4, 8, 16), f(4, 16, 12)")
-_add("matmul", algebra.MATMUL, "f(4, 8, 8, 16), f(4, 8, 16, 12)", "f(4, 8, 16), f(16, 12)", "f(8, 16), f(16)", "f(16), f(16)", "f(4, 1, 8, 4), f(8, 4, 12)")
+_add(
+    "matmul",
+    algebra.MATMUL,
+    "f(4, 8, 8, 16), f(4, 8, 16, 12)",
+    "f(4, 8, 16), f(16, 12)",
+    "f(8, 16), f(16)",
+    "f(16), f(16)",
+    "f(4, 1, 8, 4), f(8, 4, 12)",
+)
 _add("dot", algebra.DOT, "f(8), f(8)")
-_add("einsum", algebra.EINSUM, "'bik,bjk->bij', [f(4, 8, 16), f(4, 12, 16)]", "'bhk,hkn->bhn', [f(4, 8, 4), f(8, 4, 12)]")
-_add("conv2d", algebra.CONVOLUTION, "f(4, 8, 5, 5), f(12, 8, 3, 3), f(12)", "f(4, 8, 5, 5), f(8, 1, 3, 3), f(8), [1, 1], [1, 1], [1, 1], 8", "f(4, 8, 5, 5), f(16, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], 4")
+_add(
+    "einsum", algebra.EINSUM, "'bik,bjk->bij', [f(4, 8, 16), f(4, 12, 16)]", "'bhk,hkn->bhn', [f(4, 8, 4), f(8, 4, 12)]"
+)
+_add(
+    "conv2d",
+    algebra.CONVOLUTION,
+    "f(4, 8, 5, 5), f(12, 8, 3, 3), f(12)",
+    "f(4, 8, 5, 5), f(8, 1, 3, 3), f(8), [1, 1], [1, 1], [1, 1], 8",
+    "f(4, 8, 5, 5), f(16, 2, 3, 3), None, [1, 1], [0, 0], [1, 1], 4",
+)
 _add("conv1d", algebra.CONVOLUTION, "f(4, 8, 9), f(12, 8, 3), f(12)")
 _add("conv3d", algebra.CONVOLUTION, "f(4, 8, 3, 3, 3), f(4, 8, 2, 2, 2)")
 _add("conv2d.padding", algebra.CONVOLUTION, "f(4, 8, 5, 5), f(12, 8, 3, 3), f(12), [1, 1], 'same'")
@@ -163,7 +204,9 @@ _add("cumprod", reductions.ALONG_DIM, "f(4, 8, 8), 1")
 _add("glu", reductions.GLU, "f(4, 8, 8), -1")
 _add("roll", reductions.ROLL, "f(4, 8, 8), [2, 1], [0, 1]", "f(4, 8), [1]")
 _add("flip", reductions.FLIP, "f(4, 8, 8), [1]")
-_add("pad", reductions.PAD, "f(4, 8, 8), [0, 0, 1, 2]", "f(4, 8, 8), [0, 0, 0, 0]", "f(4, 8, 8), [1, 1], 'constant', 2.0")
+_add(
+    "pad", reductions.PAD, "f(4, 8, 8), [0, 0, 1, 2]", "f(4, 8, 8), [0, 0, 0, 0]", "f(4, 8, 8), [1, 1], 'constant', 2.0"
+)
 _add("constant_pad_nd", reductions.PAD, "f(4, 8, 8), [1, 1]")
 _add("tril triu", reductions.TRIANGLE, "f(4, 8, 8)")
 _add("max_pool2d", reductions.POOL_2D, "f(4, 8, 6, 6), [2, 2]")
@@ -178,17 +221,56 @@ _add("upsample_bilinear2d.vec", reductions.AVERAGE_POOL_2D, "f(4, 8, 3, 3), None
 _add("layer_norm", normalization.LAYER_NORM, "f(4, 8, 16), [16], f(16), f(16)", "f(4, 8, 16), [16]")
 _add("rms_norm", normalization.LAYER_NORM, "f(4, 8, 16), [16], f(16)")
 _add("group_norm", normalization.GROUP_NORM, "f(4, 16, 5), 8, f(16), f(16)")
-_add("batch_norm", normalization.BATCH_NORM, "f(8, 8, 5), f(8), f(8), z(8), o(8), True, 0.1, 1e-5, False", "f(8, 8, 4, 4), f(8), f(8), z(8), o(8), True, 0.1, 1e-5, False", "f(8, 8), f(8), f(8), z(8), o(8), False, 0.1, 1e-5, False", "f(8, 8), None, None, None, None, True, 0.1, 1e-5, False")
+_add(
+    "batch_norm",
+    normalization.BATCH_NORM,
+    "f(8, 8, 5), f(8), f(8), z(8), o(8), True, 0.1, 1e-5, False",
+    "f(8, 8, 4, 4), f(8), f(8), z(8), o(8), True, 0.1, 1e-5, False",
+    "f(8, 8), f(8), f(8), z(8), o(8), False, 0.1, 1e-5, False",
+    "f(8, 8), None, None, None, None, True, 0.1, 1e-5, False",
+)
 
 # Attention.
-_add("scaled_dot_product_attention", attention.ATTENTION, "f(4, 8, 6, 4), f(4, 8, 5, 4), f(4, 8, 5, 3)", "f(4, 8, 8, 4), f(4, 8, 8, 4), f(4, 8, 8, 4), b1(4, 1, 8, 8)", "f(4, 8, 8, 4), f(4, 8, 8, 4), f(4, 8, 8, 4), f(1, 8, 8, 8)", "f(4, 8, 8, 4), f(4, 8, 8, 4), f(4, 8, 8, 4), None, 0.0, True", "f(4, 8, 6, 4), f(4, 4, 6, 4), f(4, 4, 6, 4), enable_gqa=True")
+_add(
+    "scaled_dot_product_attention",
+    attention.ATTENTION,
+    "f(4, 8, 6, 4), f(4, 8, 5, 4), f(4, 8, 5, 3)",
+    "f(4, 8, 8, 4), f(4, 8, 8, 4), f(4, 8, 8, 4), b1(4, 1, 8, 8)",
+    "f(4, 8, 8, 4), f(4, 8, 8, 4), f(4, 8, 8, 4), f(1, 8, 8, 8)",
+    "f(4, 8, 8, 4), f(4, 8, 8, 4), f(4, 8, 8, 4), None, 0.0, True",
+    "f(4, 8, 6, 4), f(4, 4, 6, 4), f(4, 4, 6, 4), enable_gqa=True",
+)
 
 # Embeddings and losses.
-_add("embedding", vocabulary.EMBEDDING, "f(16, 8), i(16, 4, 8)", "f(16, 8), i(16, 4, 8), 3", "f(50, 8), i(50, 4, 8), 49", "f(16, 8), i(16, 4, 8), -1, True")
-_add("cross_entropy_loss", vocabulary.CROSS_ENTROPY, "f(16, 12), labels(12, 16)", "1000 * f(16, 13), labels(13, 16), None, 1, -100", "f(16, 12), labels(12, 16), None, 2", "f(16, 12), labels(12, 16), None, 0", "f(8, 12, 4), labels(12, 8, 4)", "f(16, 12), labels(12, 16), None, 1, -100, 0.1")
+_add(
+    "embedding",
+    vocabulary.EMBEDDING,
+    "f(16, 8), i(16, 4, 8)",
+    "f(16, 8), i(16, 4, 8), 3",
+    "f(50, 8), i(50, 4, 8), 49",
+    "f(16, 8), i(16, 4, 8), -1, True",
+)
+_add(
+    "cross_entropy_loss",
+    vocabulary.CROSS_ENTROPY,
+    "f(16, 12), labels(12, 16)",
+    "1000 * f(16, 13), labels(13, 16), None, 1, -100",
+    "f(16, 12), labels(12, 16), None, 2",
+    "f(16, 12), labels(12, 16), None, 0",
+    "f(8, 12, 4), labels(12, 8, 4)",
+    "f(16, 12), labels(12, 16), None, 1, -100, 0.1",
+)
 
 # Indexing, filling.
-_add("index.Tensor", indexing.INDEX, "f(9, 8), [i(9, 4, 8)]", "f(4, 9, 8), [None, i(9, 16)]", "f(4, 9, 7, 8), [None, i(9, 4, 1), i(7, 4)]", "f(9, 8, 7), [i(9, 4), None, i(7, 4)]", "f(8, 8), [i(8, 4, 1), i(8, 1, 8)]")
+_add(
+    "index.Tensor",
+    indexing.INDEX,
+    "f(9, 8), [i(9, 4, 8)]",
+    "f(4, 9, 8), [None, i(9, 16)]",
+    "f(4, 9, 7, 8), [None, i(9, 4, 1), i(7, 4)]",
+    "f(9, 8, 7), [i(9, 4), None, i(7, 4)]",
+    "f(8, 8), [i(8, 4, 1), i(8, 1, 8)]",
+)
 _add("gather", indexing.GATHER, "f(4, 8, 9), -1, i(9, 4, 8, 4)", "f(4, 9), 1, i(9, 4, 8)")
 _add("index_select", indexing.INDEX_SELECT, "f(4, 9, 8), 1, i(9, 4)")
 _add("topk", indexing.TOPK, "f(4, 8, 9), 2")

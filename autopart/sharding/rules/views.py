@@ -20,7 +20,8 @@ Localize = Callable[[Operation, Split, Split], Call]
 
 @dataclass(frozen=True)
 class MapRule:
-    """A rule for an operator of one tensor argument and one result, which has the argument's elements (or some of them).
+    """A rule for an operator of one tensor argument and one result, which has the argument's elements (or some of
+    them).
 
     Attributes:
         forward: Split of the argument -> split of the result.
@@ -226,7 +227,7 @@ class PiecesRule:
         if op.inputs[0].is_floating_point():
             yield strategy(op, "partial", [P], [P] * len(op.outputs), (op.call(),))
         if not self.removes_dim:
-            dim, sizes = self._sizes(op)
+            _, sizes = self._sizes(op)
             if all(size and size % op.t == 0 for size in sizes):
                 yield from filter(None, [self._across(op, [(size,) for size in sizes])])
 
@@ -264,11 +265,11 @@ class PiecesRule:
             return None
         sizes = [local_size(piece, op.t) for piece in parts]
         name = op.node.target._schema.name  # type: ignore[union-attr]
-        changes: dict[str, Any] = {
-            "aten::chunk": {},
-            "aten::split": {"split_size": sizes[0]},
-            "aten::split_with_sizes": {"split_sizes": sizes},
-        }[name]
+        changes: dict[str, Any] = {}
+        if name == "aten::split":
+            changes["split_size"] = sizes[0]
+        elif name == "aten::split_with_sizes":
+            changes["split_sizes"] = sizes
         if name == "aten::chunk" and len(set(sizes)) > 1:
             return None
         source = Split(dim, tuple(p for piece in parts for p in piece))
@@ -278,7 +279,8 @@ class PiecesRule:
 
 @dataclass(frozen=True)
 class JoinRule:
-    """cat and stack: a list of tensors into one. Along the joined dimension, the parts of the result are those of all."""
+    """cat and stack: a list of tensors into one. Along the joined dimension, the parts of the result are those of
+    all."""
 
     adds_dim: bool = False
 
@@ -289,7 +291,7 @@ class JoinRule:
             yield strategy(op, "partial", [P] * len(op.inputs), [P], (op.call(),))
         dim = self._dim(op)
         if not self.adds_dim:
-            parts = [(v.shape[dim],) for v in op.inputs]
+            parts: list[tuple[int, ...]] = [(v.shape[dim],) for v in op.inputs]
             yield from filter(None, [self._across(op, parts)])
 
     def from_split(self, op: Operation, place: Place, split: Split) -> Strategy | None:
@@ -300,9 +302,7 @@ class JoinRule:
         if not self.adds_dim and split.dim == dim:
             if place.kind == "in":
                 size = op.inputs[place.number].shape[dim]
-                return self._across(
-                    op, [split.parts if v.shape[dim] == size else (v.shape[dim],) for v in op.inputs]
-                )
+                return self._across(op, [split.parts if v.shape[dim] == size else (v.shape[dim],) for v in op.inputs])
             parts, start = [], 0
             for value in op.inputs:
                 found = sub_parts(split.parts, start, start + value.shape[dim])
@@ -331,11 +331,19 @@ class JoinRule:
             return None
         dim = self._dim(op)
         result = Split(dim, tuple(p for piece in parts for p in piece))
-        return strategy(
-            op, "joined", [shards(Split(dim, piece)) for piece in parts], [shards(result)], (op.call(),)
-        )
+        return strategy(op, "joined", [shards(Split(dim, piece)) for piece in parts], [shards(result)], (op.call(),))
 
 
-
-
-__all__ = ["JoinRule", "MapRule", "PiecesRule", "SELECT", "SLICE", "SQUEEZE", "UNFLATTEN", "permutation", "permuted", "transposed", "view"]
+__all__ = [
+    "SELECT",
+    "SLICE",
+    "SQUEEZE",
+    "UNFLATTEN",
+    "JoinRule",
+    "MapRule",
+    "PiecesRule",
+    "permutation",
+    "permuted",
+    "transposed",
+    "view",
+]
