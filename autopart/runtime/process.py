@@ -39,15 +39,18 @@ class Process:
     timeout_s: float = 0.0
     stages: Sequence[int] = ()
     step: int | None = None
+    _neighbours: Sequence[int] = ()
     _pids: dict[int, tuple[str, int, str]] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
         return _title(self.number, self.stages)
 
-    def introduce(self, stages: Sequence[int]) -> None:
-        """Tell the others which stages live here, and learn theirs."""
+    def introduce(self, stages: Sequence[int], count: int) -> None:
+        """Tell the others which of `count` stages live here, and learn theirs."""
         self.stages = stages
+        beside = {s + step for s in stages for step in (-1, 1)} - set(stages)
+        self._neighbours = [s for s in sorted(beside) if 0 <= s < count]
         if self.store is not None:
             self.store.set(f"process/{self.number}", f"{socket.gethostname()} {os.getpid()} {_numbers(stages)}")
             for other in range(self.count):
@@ -80,7 +83,9 @@ class Process:
                 return self.say(reason)
             time.sleep(0.05)
         waited = f"after {self.timeout_s:g} s " if "imed out" in str(error) else ""
-        return self.say(f"{self.title} gave up {where} {waited}waiting for a neighbouring stage: {_told(error)}")
+        return self.say(
+            f"{self.title} gave up {where} {waited}waiting for {_numbers(self._neighbours)}: {_told(error)}"
+        )
 
     def leave_quietly(self) -> None:
         """End because of a signal, in a way that no peer takes this process for the cause."""

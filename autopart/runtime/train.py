@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import json
+import logging
 import os
 import sys
 import time
@@ -37,6 +38,10 @@ def main(pipeline: Pipeline, arguments: list[str] | None = None) -> None:
     first = int(os.environ.get("RANK", "0")) == 0
     with nullcontext() if first else redirect_stderr(io.StringIO()):
         options = parser(pipeline).parse_args(arguments)
+    debugging = bool(os.environ.get("AUTOPART_DEBUG"))
+    if not debugging:
+        # It prints its whole plan for every error; the reason is told in one line instead.
+        logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
     with joined(options.timeout_s) as process:
         try:
             run(pipeline, options, process)
@@ -46,7 +51,7 @@ def main(pipeline: Pipeline, arguments: list[str] | None = None) -> None:
         except Exception as error:
             if not process.blame(error):
                 os._exit(1)
-            if not os.environ.get("AUTOPART_DEBUG"):
+            if not debugging:
                 sys.excepthook = lambda *_: None
             raise
 
@@ -128,7 +133,7 @@ def build(
     alone = process.count == 1
     every = list(range(len(pipeline.stages)))
     mine = every if alone else stages_of_process(pipeline, schedule, process.number, process.count)
-    process.introduce(mine)
+    process.introduce(mine, len(every))
     modules = {s: build_stage(pipeline, s, dtype, process.device, seed) for s in mine}
     table = in_dtype(pipeline, dtype)
     if weights_file:

@@ -39,8 +39,10 @@ def test_the_process_that_is_killed_is_named_with_its_stage(script: Path) -> Non
 
 
 def test_a_stopped_process_ends_the_run_after_the_timeout(script: Path) -> None:
-    done = train(script, "--steps", "50", "--timeout-s", "5", processes=2, TROUBLE="stop@1")
+    done = train(script, "--steps", "50", "--timeout-s", "5", "--schedule", "zbv", processes=2, TROUBLE="stop@1")
     assert done.returncode != 0
+    assert len(told(done)) == 1
+    assert "process 0 (stages 0 and 3) gave up in step 1 after 5 s waiting for stages 1 and 2" in told(done)[0]
 
 
 def test_no_process_outlives_torchrun(script: Path) -> None:
