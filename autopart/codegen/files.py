@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from collections.abc import Iterator, Mapping
+
+from torch._library.custom_ops import OPDEFS
 
 from autopart.codegen.classes import ClassWriter
 from autopart.codegen.forms import ClassKind, Forms
@@ -143,6 +146,7 @@ def _module(note: str, lines: list[str], imports: dict[str, str], local: dict[st
     """A Python file with the imports that its text uses."""
     body = "\n".join(lines)
     used = {n.id for n in ast.walk(ast.parse(body)) if isinstance(n, ast.Name)}
+    libraries = registrations(body)
     head = [HEADER, f'"""{note}"""', ""]
     if "OrderedDict" in used:
         head += ["from collections import OrderedDict", ""]
@@ -154,9 +158,22 @@ def _module(note: str, lines: list[str], imports: dict[str, str], local: dict[st
     wanted = [f"from {module} import {', '.join(n for n in names if n in used)}" for module, names in local.items()]
     wanted = [w for w in wanted if not w.endswith("import ")]
     wanted += [statement for name, statement in imports.items() if name in used]
+    if libraries:
+        head += ["", "# Registers operators of another library, which this package therefore needs."]
+        head += [f"import {module}  # noqa: F401" for module in libraries]
     if wanted:
         head += ["", *wanted]
     return "\n".join([*head, body, ""])
+
+
+def registrations(code: str) -> list[str]:
+    """Modules that must be imported for the operators in `code` that are not torch's own."""
+    found = set()
+    for namespace, name in re.findall(r"torch\.ops\.(\w+)\.(\w+)\.", code):
+        if namespace not in ("aten", "prims"):
+            defined = OPDEFS.get(f"{namespace}::{name}")
+            found.add(defined._init_fn.__module__ if defined is not None else namespace)
+    return sorted(found)
 
 
 def uniform_checkpoints(root: Frame) -> tuple[set[Frame], set[object]]:

@@ -90,6 +90,7 @@ class OpaqueCalls:
 
     Attributes:
         sources: File in `user_code/` -> the user's file it is a copy of.
+        libraries: Installed packages that code is imported from.
         modules: Path -> description of an opaque module, for `opaque.json`.
     """
 
@@ -97,6 +98,7 @@ class OpaqueCalls:
         self.graph = graph
         self.sources: dict[str, Path] = {}
         self.modules: dict[str, Any] = {}
+        self.libraries: set[str] = set()
         self._imports: dict[str, str] = {}
         for call in graph.opaque.values():
             if call.kind == "module":
@@ -186,6 +188,8 @@ class OpaqueCalls:
                 "Define it at the top level of a file.",
             )
         if module != "__main__" and all(is_identifier(part) for part in module.split(".")) and _is_installed(module):
+            root = module.partition(".")[0]
+            self.libraries |= {root} - set(sys.stdlib_module_names) - {"torch"}
             return module, name
         try:
             source = inspect.getsourcefile(subject)

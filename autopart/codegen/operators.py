@@ -74,6 +74,17 @@ TABLE: dict[str, tuple[str, ...]] = {
     "aten::empty_like": ("torch.empty_like(self, dtype=dtype, device=device)",),
     "aten::rand_like": ("torch.rand_like(self, dtype=dtype, device=device)",),
     "aten::randn_like": ("torch.randn_like(self, dtype=dtype, device=device)",),
+    "aten::histc": ("torch.histc(self, bins, min, max)",),
+    "aten::lstm.input": (
+        "torch.lstm(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)",
+    ),
+    "aten::gru.input": (
+        "torch.gru(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)",
+    ),
+    "aten::addcmul": ("torch.addcmul(self, tensor1, tensor2, value=value)",),
+    "aten::dot": ("torch.dot(self, tensor)",),
+    "aten::mv": ("torch.mv(self, vec)",),
+    "aten::nan_to_num": ("torch.nan_to_num(self, nan, posinf, neginf)",),
     "aten::outer": ("torch.outer(self, vec2)",),
     "aten::max.other": ("torch.maximum(self, other)",),
     "aten::min.other": ("torch.minimum(self, other)",),
@@ -211,6 +222,10 @@ TABLE: dict[str, tuple[str, ...]] = {
     # indexing
     "aten::gather": ("self.gather(dim, index)",),
     "aten::index_select": ("self.index_select(dim, index)",),
+    "aten::index_put_": ("self.index_put_(indices, values, accumulate=accumulate)",),
+    "aten::index_put": ("self.index_put(indices, values, accumulate=accumulate)",),
+    "aten::masked_select": ("self.masked_select(mask)",),
+    "aten::masked_scatter": ("self.masked_scatter(mask, source)",),
     "aten::index_add": ("self.index_add(dim, index, source, alpha=alpha)",),
     "aten::index_add_": ("self.index_add_(dim, index, source, alpha=alpha)",),
     "aten::scatter.src": ("self.scatter(dim, index, src)",),
@@ -268,6 +283,31 @@ TABLE: dict[str, tuple[str, ...]] = {
     "aten::adaptive_avg_pool1d": ("F.adaptive_avg_pool1d(self, output_size)",),
     "aten::pixel_shuffle": ("F.pixel_shuffle(self, upscale_factor)",),
     "aten::upsample_nearest2d.vec": ("F.interpolate(input, output_size, scale_factors)",),
+    "aten::upsample_bilinear2d.vec": (
+        'F.interpolate(input, output_size, scale_factors, mode="bilinear", align_corners=align_corners)',
+    ),
+    "aten::upsample_bicubic2d.vec": (
+        'F.interpolate(input, output_size, scale_factors, mode="bicubic", align_corners=align_corners)',
+    ),
+    "aten::dropout_": ("F.dropout(input, p, training=train, inplace=True)",),
+    "aten::feature_dropout": ("F.dropout2d(input, p, training=train)",),
+    "aten::adaptive_avg_pool3d": ("F.adaptive_avg_pool3d(self, output_size)",),
+    "aten::adaptive_max_pool2d": ("F.adaptive_max_pool2d(self, output_size, return_indices=True)",),
+    "aten::max_pool1d": (
+        "F.max_pool1d(self, kernel_size, stride=stride, padding=padding, dilation=dilation, ceil_mode=ceil_mode)",
+    ),
+    "aten::avg_pool1d": (
+        "F.avg_pool1d(self, kernel_size, stride=stride, padding=padding, ceil_mode=ceil_mode, "
+        "count_include_pad=count_include_pad)",
+    ),
+    "aten::prelu": ("F.prelu(self, weight)",),
+    "aten::selu": ("F.selu(self)",),
+    "aten::celu": ("F.celu(self, alpha)",),
+    "aten::relu6": ("F.relu6(self)",),
+    "aten::glu": ("F.glu(self, dim)",),
+    "aten::smooth_l1_loss": ("F.smooth_l1_loss(self, target, reduction=reduction, beta=beta)",),
+    "aten::huber_loss": ("F.huber_loss(self, target, reduction=reduction, delta=delta)",),
+    "aten::cosine_similarity": ("F.cosine_similarity(x1, x2, dim=dim, eps=eps)",),
     "aten::mse_loss": ("F.mse_loss(self, target, reduction=reduction)",),
     "aten::l1_loss": ("F.l1_loss(self, target, reduction=reduction)",),
     "aten::cross_entropy_loss": (

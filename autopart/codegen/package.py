@@ -16,7 +16,7 @@ import torch
 import autopart.runtime
 from autopart.codegen.classes import ClassWriter
 from autopart.codegen.data import CONSTANTS_MODULE, held_by_value, values
-from autopart.codegen.files import HEADER, blocks_file, name_classes, stage_file, uniform_checkpoints
+from autopart.codegen.files import HEADER, blocks_file, name_classes, registrations, stage_file, uniform_checkpoints
 from autopart.codegen.forms import Forms
 from autopart.codegen.frames import Frame, build_frames
 from autopart.codegen.hints import Hints
@@ -127,7 +127,7 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, t
     for name, source in opaque.sources.items():
         files[f"user_code/{name}.py"] = source.read_text(encoding="utf-8")
     files["plan.json"] = plan.to_json()
-    files["README.md"] = readme(graph, plan, sorted(files))
+    files["README.md"] = readme(graph, plan, registrations("\n".join(files.values())), opaque)
     files["ruff.toml"] = f"line-length = {LINE_LENGTH}\n"
     return files, values(graph, by_value) if by_value else None
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from autopart.codegen.files import size, milliseconds
+from autopart.codegen.files import milliseconds, size
+from autopart.codegen.opaque import OpaqueCalls
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
 
 
-def readme(graph: Graph, plan: Plan, files: list[str]) -> str:
-    """The text."""
+def readme(graph: Graph, plan: Plan, libraries: list[str], opaque: OpaqueCalls) -> str:
+    """The text.
+
+    Args:
+        libraries: Modules whose operators the model uses.
+        opaque: What was kept of the user's own code.
+    """
     stages = len(plan.per_stage)
     s = plan.strategy
     info = SCHEDULES[s.schedule]
@@ -17,7 +23,7 @@ def readme(graph: Graph, plan: Plan, files: list[str]) -> str:
     lines = [
         f"# {_inline(graph.name)} in {stages} stages",
         "",
-        "Written by autopart from the plan in `plan.json`. It needs torch alone. Captured in "
+        f"Written by autopart from the plan in `plan.json`. It needs {_needs(libraries, opaque)}. Captured in "
         f"{str(graph.dtype).removeprefix('torch.')}, {s.microbatches} microbatches of {s.microbatch_size} rows, "
         f"schedule {s.schedule}.",
         "",
@@ -44,10 +50,17 @@ def readme(graph: Graph, plan: Plan, files: list[str]) -> str:
         "`stage_K.py` holds the model code of stage K and `blocks.py` what several stages share; module and parameter "
         "names are the original's. `pipeline.py` says what crosses between stages and where each weight lives.",
     ]
+    if opaque.sources:
+        lines += ["", "`user_code/` holds copies of the user's own files: parts of the model that run as they are."]
     notes = list(dict.fromkeys([*graph.notes, *plan.notes]))
     if notes:
         lines += ["", "## Notes", "", *(f"- {_inline(note)}" for note in notes)]
     return "\n".join(lines) + "\n"
+
+
+def _needs(libraries: list[str], opaque: OpaqueCalls) -> str:
+    other = sorted({module.partition(".")[0] for module in [*libraries, *opaque.libraries]} - {"torch"})
+    return "torch alone" if not other else f"torch and {', '.join(other)}"
 
 
 def _inline(text: str) -> str:

@@ -59,8 +59,7 @@ def spell(target: torch._ops.OpOverload, arguments: dict[str, Any], write: Write
     qualified = schema.name + ("." + schema.overload_name if schema.overload_name else "")
     special = _SPECIAL.get(schema.name)
     if special is not None:
-        first = next(iter(arguments.values()))
-        found = special(written, first.tensor.dim() if hasattr(first, "tensor") else 0)
+        found = special(written, arguments)
         if found is not None:
             return found
     defaults = {a.name: a.default_value for a in schema.arguments if a.has_default_value()}
@@ -144,7 +143,7 @@ def _raw(target: torch._ops.OpOverload, written: dict[str, Argument]) -> ast.exp
     return ast.Call(ast.parse(function, mode="eval").body, positional, keywords)
 
 
-def _slice(a: dict[str, Argument], rank: int) -> ast.expr | None:
+def _slice(a: dict[str, Argument], captured: dict[str, Any]) -> ast.expr | None:
     """x[:, 1:3]"""
     dim = a["dim"].value if "dim" in a else 0
     if not isinstance(dim, int):
@@ -152,19 +151,19 @@ def _slice(a: dict[str, Argument], rank: int) -> ast.expr | None:
     start = None if "start" not in a or a["start"].value in (0, None) else a["start"].code
     end = None if "end" not in a or _is_end(a["end"].value) else a["end"].code
     step = None if "step" not in a or a["step"].value == 1 else a["step"].code
-    return _subscript(a["self"].code, dim, rank, ast.Slice(start, end, step))
+    return _subscript(a["self"].code, dim, captured["self"].tensor.dim(), ast.Slice(start, end, step))
 
 
 def _is_end(value: Any) -> bool:
     return value is None or (isinstance(value, int) and value >= 2**62)
 
 
-def _select(a: dict[str, Argument], rank: int) -> ast.expr | None:
+def _select(a: dict[str, Argument], captured: dict[str, Any]) -> ast.expr | None:
     """x[:, 0]"""
     dim = a["dim"].value
     if not isinstance(dim, int):
         return None
-    return _subscript(a["self"].code, dim, rank, a["index"].code)
+    return _subscript(a["self"].code, dim, captured["self"].tensor.dim(), a["index"].code)
 
 
 def _subscript(value: ast.expr, dim: int, rank: int, index: ast.expr) -> ast.expr:
@@ -178,18 +177,18 @@ def _subscript(value: ast.expr, dim: int, rank: int, index: ast.expr) -> ast.exp
     return ast.Subscript(value, parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load()), ast.Load())
 
 
-def _index(a: dict[str, Argument], rank: int) -> ast.expr | None:
+def _index(a: dict[str, Argument], captured: dict[str, Any]) -> ast.expr | None:
     """x[mask] or x[:, i, j]"""
     code = a["indices"].code
-    if not isinstance(code, ast.List):
-        return None
+    if not isinstance(code, ast.List) or any(i is not None and i.tensor.dim() == 0 for i in captured["indices"]):
+        return None  # an index without dimensions would be read as a number
     parts: list[ast.expr] = [
         ast.Slice(None, None, None) if isinstance(e, ast.Constant) and e.value is None else e for e in code.elts
     ]
     return ast.Subscript(a["self"].code, parts[0] if len(parts) == 1 else ast.Tuple(parts, ast.Load()), ast.Load())
 
 
-_SPECIAL: dict[str, Callable[[dict[str, Argument], int], ast.expr | None]] = {
+_SPECIAL: dict[str, Callable[[dict[str, Argument], dict[str, Any]], ast.expr | None]] = {
     "aten::slice": _slice,
     "aten::select": _select,
     "aten::index": _index,
