@@ -30,8 +30,12 @@ DROPOUT: dict[Callable[..., Any], tuple[int, str]] = {
     torch.feature_alpha_dropout_: (1, "p"),
     torch.native_dropout: (1, "p"),
     F.scaled_dot_product_attention: (4, "dropout_p"),
-    F.multi_head_attention_forward: (9, "dropout_p"),
+    F.multi_head_attention_forward: (10, "dropout_p"),
 }
+
+# Their dropout follows the list of weights, whose place depends on whether sequences are packed.
+RECURRENT = {torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu}
+AFTER_WEIGHTS = 3
 
 
 def _pattern(like: torch.Tensor, low: float, high: float) -> torch.Tensor:
@@ -60,6 +64,10 @@ DRAWS: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+def _weights(args: tuple[Any, ...]) -> int:
+    return max(i for i, argument in enumerate(args) if isinstance(argument, (list, tuple)))
+
+
 class FixedRandomness(TorchFunctionMode):
     """While active, dropout keeps everything and random draws give numbers that depend on their position alone.
 
@@ -77,8 +85,8 @@ class FixedRandomness(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        if func in DROPOUT:
-            position, name = DROPOUT[func]
+        if func in DROPOUT or func in RECURRENT:
+            position, name = DROPOUT.get(func) or (_weights(args) + AFTER_WEIGHTS, "dropout")
             given = options.get(name, args[position] if len(args) > position else None)
             self.dropout |= bool(given)
             if name in options or len(args) <= position:
