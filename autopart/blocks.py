@@ -7,8 +7,8 @@ stay together) are one block.
 Rules, outermost call first; the call of the root is always opened:
 
 - a call whose module stands in a container (or is called again) beside others of its class, and that calls modules
-  itself, is an element of a repetition: a block, unless the elements hold very different numbers of nodes (the stages of
-  Swin or DenseNet) and repeat something inside, or it is a bare Sequential that does: then it is opened;
+  itself, is an element of a repetition: a block. It is opened all the same if it is a bare Sequential that repeats
+  something inside, or if it does so and the elements hold very different numbers of nodes (stages of Swin, DenseNet);
 - any other call that has a repetition inside is opened;
 - a Sequential with more than a quarter of all nodes, and any call with more than half of them, is opened;
 - every other call is a block.

@@ -221,7 +221,7 @@ def resize(tensors: Sequence[torch.Tensor], dims: Sequence[int | None], rows: in
 
 
 class _Trials:
-    """Runs the model in evaluation mode: on tensors without values, and on two rows with values where it has weights."""
+    """Runs the model in evaluation mode: on tensors without values, and on two rows with values where it has any."""
 
     def __init__(self, model: nn.Module, call: Call) -> None:
         self.model = model

@@ -15,10 +15,10 @@ Owners = Mapping[int, tuple[nn.Module, str]]
 
 
 class Bypass(TorchFunctionMode):
-    """Replaces registered tensors that were reached past their module (a plain list, a closure), and rewrites some calls.
+    """Replaces registered tensors that were reached past their module (a plain list, a closure); rewrites some calls.
 
     Args:
-        owners: id of each registered tensor -> its owner and name there; the owner holds what the trace put in its place.
+        owners: id of each registered tensor -> its owner and name there; the owner holds what the trace put there.
     """
 
     def __init__(self, owners: Owners) -> None:

@@ -143,7 +143,7 @@ class Recording:
 
 
 class FlatCall(nn.Module):
-    """`forward(*tensors)` runs the model on the rebuilt arguments; every tensor of its result comes back, and the loss."""
+    """`forward(*tensors)` runs the model on the rebuilt arguments; returns all tensors of its result, and the loss."""
 
     def __init__(
         self,

@@ -57,8 +57,8 @@ def initialization_rules(model: nn.Module, state: Mapping[str, StateEntry]) -> t
         else:
             rules[key] = ("unknown",)
             notes.append(
-                f"the values of the buffer {entry.name!r} are not known on meta: train the package from weights, or trace a "
-                "model with real weights"
+                f"the values of the buffer {entry.name!r} are not known on meta: train the package from weights, "
+                "or trace a model with real weights"
             )
     if guessed:
         some = ", ".join(repr(n) for n in guessed[:3]) + (", ..." if len(guessed) > 3 else "")

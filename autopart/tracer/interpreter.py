@@ -36,7 +36,7 @@ def run_capture(
             elif node.op == "output":
                 return list(map_arg(node.args[0], values.__getitem__))  # type: ignore[arg-type]
             else:
-                # One context for a run of nodes, as in the user's code: autocast keeps the casts of weights until it ends.
+                # One context for a run of nodes, as in the user's code: autocast keeps casts of weights until it ends.
                 wanted = (node.meta["grad_enabled"], node.meta["autocast"])
                 if wanted != inside:
                     contexts.close()

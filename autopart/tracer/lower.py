@@ -1,4 +1,4 @@
-"""From an exported program to a graph by the conventions of `autopart.graph`: state as `get_attr`, contexts inlined, clean."""
+"""From an exported program to a graph by the conventions of `autopart.graph`: state as `get_attr`, contexts inlined."""
 
 from __future__ import annotations
 

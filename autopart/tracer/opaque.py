@@ -1,15 +1,15 @@
 """Python that is kept as it is: a placeholder operator while tracing, a call of the real thing afterwards.
 
-`autopart::opaque(Tensor[] xs, int token) -> Tensor[]` and `autopart::hook(Tensor(a!) x, int token) -> ()` exist only while a
-model is traced. Their nodes become `call_module` nodes whose target is a key of `Graph.opaque`.
+`autopart::opaque(Tensor[] xs, int token) -> Tensor[]` and `autopart::hook(Tensor(a!) x, int token) -> ()` exist only
+while a model is traced. Their nodes become `call_module` nodes whose target is a key of `Graph.opaque`.
 
 `OpaqueCall.structure` is JSON data:
 
     {"call": structure of (args, kwargs) over the node's flat inputs, "result": structure over its flat outputs,
      "mutates": [indices of inputs that are changed in place]}
 
-or None when an argument is an object that data cannot describe. A module's own parameters and buffers are not inputs: state
-whose name lies below `OpaqueCall.path` belongs to a call of kind "module".
+or None when an argument is an object that data cannot describe. A module's own parameters and buffers are not inputs:
+state whose name lies below `OpaqueCall.path` belongs to a call of kind "module".
 """
 
 from __future__ import annotations

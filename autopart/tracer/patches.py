@@ -137,7 +137,7 @@ def custom_functions(watch: Watch) -> Iterator[None]:
 
 @contextmanager
 def bound_applies(model: nn.Module, patched: Callable[..., Any]) -> Iterator[None]:
-    """Patches `f = MyFunction.apply`, kept as a module's attribute or a global of the model's files, is bound to the original."""
+    """Patches what is bound to the original: `f = MyFunction.apply`, a module's attribute or a global of its file."""
     spaces: list[dict[str, Any]] = [vars(m) for m in model.modules()]
     files = {type(m).__module__ for m in model.modules()}
     spaces += [vars(sys.modules[f]) for f in files if f in sys.modules and f.split(".")[0] != "torch"]

@@ -1,8 +1,8 @@
 """Python state that forward changes: attributes of modules, and Python's and numpy's random numbers.
 
-Export runs forward once and keeps what the tensors did; a counter, a list or one of Python's random numbers would be burnt
-in. The module that changes such state is kept whole, so that its Python runs in every step. A first trace only tells
-that something changed; a second one compares around every module call, and stops in the innermost that changed it.
+Export runs forward once and keeps what the tensors did; a counter, a list or one of Python's random numbers would be
+burnt in. The module that changes such state is kept whole, so that its Python runs in every step. A first trace only
+tells that something changed; a second one compares around every module call, and stops in the innermost that did it.
 """
 
 from __future__ import annotations

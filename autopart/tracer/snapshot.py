@@ -106,10 +106,8 @@ def changed_attributes(before: Attributes) -> list[tuple[nn.Module, str]]:
 
 def _is_torchs_own(module: nn.Module, name: str) -> bool:
     """Attributes by which torch's own modules keep house, such as the list of an LSTM's weights."""
-    return (
-        type(module).__module__.startswith("torch.")
-        or isinstance(module, nn.RNNBase)
-        and name.startswith("_flat_weight")
+    return type(module).__module__.startswith("torch.") or (
+        isinstance(module, nn.RNNBase) and name.startswith("_flat_weight")
     )
 
 

@@ -17,7 +17,7 @@ Identity = tuple[object, ...]
 
 
 def identity(tensor: torch.Tensor) -> Identity:
-    """What two names of one tensor have in common: the same elements of the same storage (addresses are all 0 on meta)."""
+    """What two names of one tensor have in common: the same elements of one storage (on meta all addresses are 0)."""
     if tensor.layout is not torch.strided:
         return (id(tensor),)
     storage = tensor.untyped_storage()._cdata
@@ -92,7 +92,7 @@ class StateTable:
                     one, other = sorted((one, other), key=lambda e: int(e.key[1:]))
                     raise CaptureError(
                         f"parameters {one.name!r} and {other.name!r} share memory without being the same tensor",
-                        "Tie them by assigning the same Parameter to both names, or give each its own memory (.clone()).",
+                        "Tie them by assigning one Parameter to both names, or give each its own memory (.clone()).",
                     )
 
     def _refuse_hooks(self) -> None:

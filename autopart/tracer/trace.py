@@ -90,7 +90,7 @@ def trace(
                 return replace(graph, notes=(*graph.notes, *more))
         raise CaptureError(
             f"the captured graph of {type(model).__name__} computes something else than the model: {found}",
-            "Look for Python state, random numbers or hooks that forward uses; please report the model if there are none.",
+            "Look for Python state, random numbers or hooks in forward; please report the model if there are none.",
         )
 
 

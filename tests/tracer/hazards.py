@@ -1,5 +1,7 @@
-"""Small models, each with one thing that a capture loses easily. `HAZARDS` maps a name to a function giving (model, args,
-kwargs)."""
+"""Small models, each with one thing that a capture loses easily.
+
+`HAZARDS` maps a name to a function giving (model, args, kwargs).
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,7 @@ def simple(between: Callable[[Any, torch.Tensor], torch.Tensor], inner: bool = F
     return model, (x(),), {}
 
 
-# ---- custom autograd functions ----------------------------------------------------------------------------------------
+# ---- custom autograd functions -------------------------------------------------------------------
 
 
 class Straight(torch.autograd.Function):
@@ -184,7 +186,7 @@ def function_inside_no_grad() -> Any:
     return simple(between)
 
 
-# ---- parameters reached past their module -----------------------------------------------------------------------------
+# ---- parameters reached past their module --------------------------------------------------------
 
 
 @hazard
@@ -217,7 +219,7 @@ def tensor_that_is_no_buffer() -> Any:
     return model, args, kwargs
 
 
-# ---- hooks ------------------------------------------------------------------------------------------------------------
+# ---- hooks ---------------------------------------------------------------------------------------
 
 
 @hazard
@@ -297,7 +299,7 @@ def weight_norm_by_hooks() -> Any:
         return simple(lambda self, h: self.n(h), n=lambda: nn.utils.weight_norm(nn.Linear(D, D)))
 
 
-# ---- gradient mode and autocast ---------------------------------------------------------------------------------------
+# ---- gradient mode and autocast ------------------------------------------------------------------
 
 
 @hazard
@@ -391,7 +393,7 @@ def detached_branch() -> Any:
     return simple(lambda self, h: h * h.detach() + h.data)
 
 
-# ---- checkpoints ------------------------------------------------------------------------------------------------------
+# ---- checkpoints ---------------------------------------------------------------------------------
 
 
 @hazard
@@ -423,7 +425,7 @@ def checkpoint_with_dropout() -> Any:
     )
 
 
-# ---- buffers ----------------------------------------------------------------------------------------------------------
+# ---- buffers -------------------------------------------------------------------------------------
 
 
 @hazard
@@ -483,7 +485,7 @@ def batch_norm_without_statistics() -> Any:
     return simple(lambda self, h: self.n(h), n=lambda: nn.BatchNorm1d(D, track_running_stats=False))
 
 
-# ---- models that look whether they are exported -----------------------------------------------------------------------
+# ---- models that look whether they are exported --------------------------------------------------
 
 
 @hazard
@@ -501,7 +503,7 @@ def failure_when_compiled() -> Any:
     return simple(between)
 
 
-# ---- control flow and values that export cannot read ------------------------------------------------------------------
+# ---- control flow and values that export cannot read ---------------------------------------------
 
 
 @hazard
@@ -570,7 +572,7 @@ def data_assigned() -> Any:
     return simple(between, inner=True)
 
 
-# ---- Python state -----------------------------------------------------------------------------------------------------
+# ---- Python state --------------------------------------------------------------------------------
 
 
 @hazard
@@ -638,7 +640,7 @@ def packed_saved_tensors() -> Any:
     return simple(between, inner=True)
 
 
-# ---- random numbers of torch ------------------------------------------------------------------------------------------
+# ---- random numbers of torch ---------------------------------------------------------------------
 
 
 @hazard
@@ -670,7 +672,7 @@ def drop_path_by_mode() -> Any:
     return simple(between, inner=True)
 
 
-# ---- changes in place and views ---------------------------------------------------------------------------------------
+# ---- changes in place and views ------------------------------------------------------------------
 
 
 @hazard
@@ -720,7 +722,7 @@ def zeros_filled_piece_by_piece() -> Any:
     return simple(between)
 
 
-# ---- ties, frozen and unused state ------------------------------------------------------------------------------------
+# ---- ties, frozen and unused state ---------------------------------------------------------------
 
 
 @hazard
@@ -747,7 +749,7 @@ def frozen_and_unused() -> Any:
     return model, args, kwargs
 
 
-# ---- structure --------------------------------------------------------------------------------------------------------
+# ---- structure -----------------------------------------------------------------------------------
 
 
 @dataclass
@@ -815,7 +817,7 @@ def own_loss_in_a_dictionary() -> Any:
     return Model(), (x(),), {"labels": torch.tensor([0, 3, 5, 1])}
 
 
-# ---- names ------------------------------------------------------------------------------------------------------------
+# ---- names ---------------------------------------------------------------------------------------
 
 
 @hazard
@@ -834,7 +836,7 @@ def names_that_are_code() -> Any:
     return model, args, kwargs
 
 
-# ---- recurrences and dtypes -------------------------------------------------------------------------------------------
+# ---- recurrences and dtypes ----------------------------------------------------------------------
 
 
 @hazard

@@ -161,7 +161,7 @@ def _compare(a: dict[str, Any], b: dict[str, Any], coarse: bool) -> list[str]:
     def same(x: torch.Tensor, y: torch.Tensor, least: float = 0.0) -> bool:
         if x.dtype != y.dtype or x.shape != y.shape:
             return False
-        scale = float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() and not x.dtype == torch.bool else 0.0
+        scale = float(x.abs().nan_to_num(0, 0, 0).max()) if x.numel() and x.dtype != torch.bool else 0.0
         return torch.allclose(x, y, rtol=relative, atol=relative * max(scale, least), equal_nan=True)
 
     if len(a["outputs"]) != len(b["outputs"]):

@@ -1,4 +1,4 @@
-"""A captured graph computes what the model computes: outputs, gradients, buffers and random state, in both modes, twice."""
+"""A captured graph computes what the model computes, in both modes, over two steps."""
 
 from __future__ import annotations
 
