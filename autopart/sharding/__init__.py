@@ -20,7 +20,7 @@ program.differentiable(edge))`. Readers that take a value in one layout share on
     describe(graph, choice, t)               # what is split how, in words
 """
 
-from autopart.sharding.choice import Choice, choose, random_choice, replicated_choice
+from autopart.sharding.choice import Choice, choose, following, random_choice, replicated_choice
 from autopart.sharding.conversions import Conversion, Price, conversion, conversions
 from autopart.sharding.describe import Sent, collectives_of, describe, word
 from autopart.sharding.layouts import R_STAR, Layout, P, R, S, Split, local_shape, shards
@@ -49,6 +49,7 @@ __all__ = [
     "conversion",
     "conversions",
     "describe",
+    "following",
     "is_getitem",
     "layout_of",
     "local_shape",

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from autopart.cluster import Link
 from autopart.errors import AutopartError
-from autopart.sharding.layouts import Layout, R
+from autopart.sharding.conversions import conversions
+from autopart.sharding.layouts import Kind, Layout, R
 from autopart.sharding.operation import Strategy
 from autopart.sharding.program import Edge, Program, layout_of
 
@@ -100,6 +102,47 @@ def random_choice(program: Program, generator: random.Random, used: Counter[tupl
         if node.op == "get_attr"
     }
     return choose(program, state, pick)
+
+
+def following(program: Program, state: Mapping[str, Layout], wanted: Mapping[str, Strategy] | None = None) -> Choice:
+    """What follows from the layouts of the model's tensors: each operator, in order, runs where it makes the least move.
+
+    Among strategies that move equally little, the one that changes and splits least. Summands
+    are summed where they are first read. Not the best choice: it does not look ahead.
+
+    Args:
+        wanted: Name of a call node -> strategy to take instead, where it is legal.
+    """
+    wanted = wanted or {}
+
+    def pick(node: fx.Node, legal: list[Strategy], layout: Callable[[int], Layout]) -> Strategy:
+        op = program.operations[node]
+        preferred = wanted.get(node.name)
+        if preferred is not None:
+            for strategy in legal:
+                if strategy.name == preferred.name and _forward(strategy) == _forward(preferred):
+                    return strategy
+
+        def price(strategy: Strategy) -> tuple[int, int, int]:
+            sent = changes = 0
+            for number, after in enumerate(strategy.inputs):
+                before = layout(number)
+                tracked = op.tracked_inputs[number]
+                price = conversions(before, after, op.inputs[number], program.t, _ANY_LINK, tracked)
+                sent += price.forward_bytes + price.backward_bytes
+                changes += before.forward != after.forward
+            return sent, changes, sum(held.split is not None for held in (*strategy.inputs, *strategy.outputs))
+
+        return min([s for s in legal if s.name != "partial"] or legal, key=price)
+
+    return choose(program, state, pick)
+
+
+_ANY_LINK = Link("any", 0.0, 1.0)  # only bytes are compared
+
+
+def _forward(strategy: Strategy) -> list[Kind]:
+    return [layout.forward for layout in (*strategy.inputs, *strategy.outputs)]
 
 
 def replicated_choice(program: Program) -> Choice:

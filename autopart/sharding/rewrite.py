@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 from autopart.errors import AutopartError
 from autopart.graph import Capture, Graph
 from autopart.runtime import collectives
-from autopart.sharding.choice import Choice, choose
+from autopart.sharding.choice import Choice, following
 from autopart.sharding.conversions import conversion
 from autopart.sharding.layouts import Layout, R, Split, local_shape
 from autopart.sharding.operation import Operand, Result, Strategy, substitute
@@ -62,7 +62,7 @@ def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
         captures = {"training": None, "evaluation": primary}
     else:
         other = Program(graph.evaluation, t)
-        captures = {"training": primary, "evaluation": rewrite_capture(other, follow(other, choice))}
+        captures = {"training": primary, "evaluation": rewrite_capture(other, _evaluation(other, choice))}
     splits = {key: choice.state.get(key, R).split for key in graph.state}
     state = {
         key: replace(entry, tensor=_local_state(entry.tensor, choice.state.get(key, R), t))
@@ -79,34 +79,17 @@ def _local_state(tensor: torch.Tensor, layout: Layout, t: int) -> torch.Tensor:
     return torch.empty(shape, dtype=tensor.dtype, device="meta").requires_grad_(tensor.requires_grad)
 
 
-def follow(program: Program, choice: Choice) -> Choice:
-    """A choice for another capture of the same model, with the same layouts of state.
+def _evaluation(program: Program, choice: Choice) -> Choice:
+    """A choice for the evaluation capture, with the same layouts of state and the same strategies where they are legal.
 
     Raises:
         AutopartError: A tensor that this capture changes in place cannot keep its layout.
     """
-
-    def pick(node: fx.Node, legal: list[Strategy], layout: Any) -> Strategy:
-        wanted = choice.strategies.get(node.name)
-        if wanted is not None:
-            for strategy in legal:
-                if strategy.name == wanted.name and _forward(strategy) == _forward(wanted):
-                    return strategy
-
-        def changes(strategy: Strategy) -> int:
-            return sum(a.forward != layout(i).forward for i, a in enumerate(strategy.inputs))
-
-        return min(legal, key=changes)
-
-    made = choose(program, choice.state, pick)
+    made = following(program, choice.state, choice.strategies)
     for key, layout in choice.state.items():
         if made.state.get(key, layout) != layout:
             raise AutopartError(f"the evaluation capture cannot hold state {key} as {layout}")
     return made
-
-
-def _forward(strategy: Strategy) -> list[Any]:
-    return [layout.forward for layout in (*strategy.inputs, *strategy.outputs)]
 
 
 @dataclass(frozen=True)
