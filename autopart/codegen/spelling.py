@@ -106,7 +106,9 @@ def _fill(node: ast.expr, given: dict[str, Argument]) -> ast.expr:
                 continue
             code = given[name].code
             if starred:
-                positional += code.elts if isinstance(code, ast.List) else [ast.Starred(code, ast.Load())]
+                # No sizes at all is a size, too: `x.reshape(())` is a scalar, `x.reshape()` an error.
+                written = code.elts or [ast.Tuple([], ast.Load())] if isinstance(code, ast.List) else None
+                positional += written or [ast.Starred(code, ast.Load())]
             elif len(positional) < node.args.index(arg):
                 keywords.append(ast.keyword(name, code))
             else:

@@ -15,6 +15,7 @@ from torch import nn
 
 from autopart import codegen
 from autopart.errors import UsageError, VerificationError
+from autopart.tracer import trace
 from autopart.verify.comparison import TOLERANCES, Comparison
 from autopart.verify.data import make_batches
 from autopart.verify.launch import with_torchrun
@@ -37,6 +38,7 @@ def verify(
     processes: int | None = None,
     schedule: str | None = None,
     steps: int = 3,
+    dtype: torch.dtype | None = None,
     optimizer: str = "sgd",
     seed: int = 0,
     timeout_s: float = 600.0,
@@ -49,8 +51,8 @@ def verify(
     every gradient and buffer in every step, every weight after the last, and the outputs in evaluation mode in their
     original structure. Dropout is set to zero in both, and other random draws are replaced by fixed numbers.
 
-    The comparison is made in the dtype that the package was captured in. Rounding hides small faults in float32: make
-    the package with `partition(..., dtype=torch.float64)` for a sharp one. The model is converted while it runs.
+    The comparison is made in the dtype that the package was captured in. Rounding hides small faults in float32: pass
+    `dtype=torch.float64`, or make the package in it, for a sharp one. The model is converted while it runs.
 
     Args:
         package: A folder written by `emit`, or what `partition()` returned (it is then emitted to a temporary folder).
@@ -58,6 +60,8 @@ def verify(
         args, kwargs, target: The global batch of the first step; random inputs of the captured shapes if left out.
         loss_fn: The one that the package was made with, if it was.
         processes, schedule: As planned, unless another schedule is forced; one process runs all stages itself.
+        dtype: Capture the model anew in this dtype, and verify the package of the same plan; needs what `partition()`
+            returned and the arguments of a call, because a captured graph has its dtype written into it.
         optimizer: "sgd" or "adamw". Adam divides by the size of the gradient, which turns the rounding of gradients
             that are zero into steps of full size: with it, such weights differ without a fault.
         launch: How processes are started (job file, processes, seconds) -> results by rank.
@@ -75,6 +79,8 @@ def verify(
         raise UsageError("the model is on the meta device, without values", "Build it with real weights to verify.")
     with tempfile.TemporaryDirectory(prefix="autopart-verify-") as work:
         folder = _folder(package, Path(work))
+        if dtype is not None:
+            folder = _in_dtype(package, dtype, Path(work), model, args, kwargs, target, loss_fn) or folder
         with imported(str(folder)) as module:
             pipeline = module.PIPELINE
             schedule = schedule or pipeline.schedule
@@ -250,6 +256,41 @@ def _folder(package: Any, work: Path) -> Path:
         return folder
     codegen.emit(package.graph, package, work / "package")
     return work / "package"
+
+
+def _in_dtype(
+    package: Any,
+    dtype: torch.dtype,
+    work: Path,
+    model: nn.Module,
+    args: Any,
+    kwargs: Mapping[str, Any] | None,
+    target: Any,
+    loss_fn: LossFunction | None,
+) -> Path | None:
+    """The package of the same plan for the model captured in another dtype; None if it is captured in it already."""
+    graph = getattr(package, "graph", None)
+    if graph is None or not (args or kwargs):
+        raise UsageError(
+            "dtype needs what partition() returned and the arguments of a call",
+            f"Or make the package with partition(..., dtype={dtype}).",
+        )
+    if graph.dtype == dtype:
+        return None
+    captured = trace(
+        model,
+        _as_tuple(args),
+        dict(kwargs or {}),
+        mode=graph.mode,
+        loss_fn=loss_fn,
+        target=target,
+        microbatches=package.strategy.microbatches,
+        batch_dims={spec.path: spec.batch_dim for spec in graph.inputs},
+        dtype=dtype,
+        check=False,
+    )
+    codegen.emit(captured, package, work / "converted")
+    return work / "converted"
 
 
 def _processes(pipeline: Any, schedule: str, asked: int | None) -> int:
