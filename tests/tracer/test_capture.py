@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hazards import HAZARDS
+from capture_hazards import HAZARDS
 from oracle import differences
 
 from autopart.errors import CaptureError

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hazards import HAZARDS, Pair
+from capture_hazards import HAZARDS, Pair
 from torch import nn
 
 from autopart.errors import CaptureError, UsageError

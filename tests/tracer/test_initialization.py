@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
+from library_models import MODELS
 from torch import nn
 
 from autopart.tracer.initialization import initialization_rules
 from autopart.tracer.state import StateTable
-from models import MODELS
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "t5", "llama", "vit"])

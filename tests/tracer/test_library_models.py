@@ -8,13 +8,13 @@ from collections import Counter
 
 import pytest
 import torch
+from library_models import MODELS
 from oracle import differences
 
 from autopart.blocks import find_blocks
 from autopart.graph import Graph
 from autopart.graph_signature import signature
 from autopart.tracer import trace
-from models import MODELS
 
 BLOCKS = {
     "gpt2": {"transformer.wte", "transformer.h.0", "transformer.h.1", "transformer.ln_f", "lm_head"},

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
-from hazards import HAZARDS
+from capture_hazards import HAZARDS
 from oracle import differences
 
 from autopart.errors import AutopartError

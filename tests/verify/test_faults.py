@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from launching import in_pool
+from mixed_model import MICROBATCHES, Mixed, mixed
 from pool import Pool
 
 import autopart
 from autopart.runtime.schedules import SCHEDULES
 from autopart.verify import verify
-from models import MICROBATCHES, Mixed, mixed
 
 STAGES = 4
 

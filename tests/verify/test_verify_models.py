@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from launching import in_pool
+from mixed_model import MICROBATCHES, mixed
 from pool import Pool
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditionalGeneration
@@ -15,7 +16,6 @@ from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditional
 import autopart
 from autopart.errors import UsageError
 from autopart.verify import VerifyReport, verify
-from models import MICROBATCHES, mixed
 
 WORDS, ROWS, LENGTH = 40, 8, 6
 
