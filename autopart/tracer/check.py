@@ -6,6 +6,7 @@ second. Compared are outputs, `requires_grad`, gradients (their absence too), bu
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from autopart.tracer.snapshot import random_states, same_random_state, set_rando
 MOST_SECONDS = 20.0
 # A step costs about three forwards, and is run on both sides.
 COST = 6
+TOO_SLOW = "the graph was not compared with the model, which is slow here; verify compares the package"
 
 LossFunction = Callable[[Any, Any], torch.Tensor] | None
 
@@ -45,12 +47,14 @@ def disagreement(
         return None, []
     modes = [(train, c) for train, c in ((True, graph.training), (False, graph.evaluation)) if c is not None]
     forward_s = _seconds_of_forward(graph, model, inputs, modes[0][0])
+    if forward_s is None:
+        return None, [TOO_SLOW]
     notes: list[str] = []
     steps = 2
     if forward_s * COST * len(modes) * steps > MOST_SECONDS:
         modes, steps = modes[:1], 1
         if forward_s * COST > MOST_SECONDS:
-            return None, ["the graph was not compared with the model, which is slow here; verify compares the package"]
+            return None, [TOO_SLOW]
         notes = ["the graph was compared with the model over one step in one mode only, to save time"]
     for train_mode, capture in modes:
         found = _Sides(graph, capture, model, loss_fn, train_mode).compare(inputs, steps)
@@ -59,19 +63,33 @@ def disagreement(
     return None, notes
 
 
-def _seconds_of_forward(graph: Graph, model: nn.Module, inputs: Sequence[torch.Tensor], train_mode: bool) -> float:
-    args, kwargs, *_ = decode(graph.call, [t.detach().clone() for t in inputs])
-    model.train(train_mode)
-    start = time.perf_counter()
+def _seconds_of_forward(
+    graph: Graph, model: nn.Module, inputs: Sequence[torch.Tensor], train_mode: bool
+) -> float | None:
+    """Of one microbatch; None when one row tells that a comparison would take too long."""
+    if graph.microbatch_size > 1:
+        row = [
+            t if i.batch_dim is None else t.narrow(i.batch_dim, 0, 1) for t, i in zip(inputs, graph.inputs, strict=True)
+        ]
+        with contextlib.suppress(Exception):  # a model that needs several rows is timed on all of them
+            if _timed(graph, model, row, False) * graph.microbatch_size * COST > MOST_SECONDS:
+                return None
     try:
-        with unmarked(model, values=True):
-            model(*args, **kwargs)
+        return _timed(graph, model, inputs, train_mode)
     except Exception as error:
         rows = f"one microbatch of {graph.microbatch_size} rows"
         raise UsageError(
             f"{graph.name} fails on {rows}: {reason_of(error)}", "Use fewer microbatches, or a larger global batch."
         ) from None
-    return time.perf_counter() - start
+
+
+def _timed(graph: Graph, model: nn.Module, inputs: Sequence[torch.Tensor], train_mode: bool) -> float:
+    args, kwargs, *_ = decode(graph.call, [t.detach().clone() for t in inputs])
+    model.train(train_mode)
+    with unmarked(model, values=True):
+        start = time.perf_counter()
+        model(*args, **kwargs)
+        return time.perf_counter() - start
 
 
 @dataclass
