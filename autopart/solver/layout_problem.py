@@ -1,0 +1,453 @@
+"""The choice of layouts as data: which decisions there are, what each costs, and which conversions lie between them.
+
+Nodes at the same place of identical blocks (`autopart.blocks`) share one decision, a *site*; so a model of 32 equal
+layers has about as many decisions as one of one layer. Values and edges between tied nodes are tied with them, and
+count as often as they occur.
+
+What an option costs: the node's time on the slowest device, times the share of its work that a rank has left,
+
+    products (matrix products, convolutions, attention)   1/t where anything is cut
+    other operators                                       bytes of its local tensors / bytes of its whole ones
+
+but never less than the start of a kernel; and what the operator exchanges inside (`INSIDE`). Weights of other operators
+are not counted: an embedding cut by words still writes its whole result.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import fx
+
+from autopart.blocks import find_blocks
+from autopart.cluster import Cluster, Link
+from autopart.costs import Costs, NodeTime
+from autopart.errors import UsageError
+from autopart.graph import Graph
+from autopart.runtime import split_operators
+from autopart.sharding import (
+    R_STAR,
+    Edge,
+    Layout,
+    Operation,
+    P,
+    Price,
+    Program,
+    R,
+    Strategy,
+    conversions,
+    local_shape,
+    producer_of,
+)
+from autopart.sharding.operation import Operand
+from autopart.workload import OPTIMIZER_STATES
+
+# Operators whose work is a product over their labels: whatever label is cut, a rank has 1/t of it.
+PRODUCTS = frozenset(
+    f"aten::{name}"
+    for name in (
+        "linear",
+        "addmm",
+        "mm",
+        "bmm",
+        "baddbmm",
+        "matmul",
+        "einsum",
+        "dot",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "convolution",
+        "scaled_dot_product_attention",
+        "_grouped_mm",
+    )
+)
+
+# Local call -> what it exchanges inside: number of all-reduces forward and backward, and shape of each.
+INSIDE: dict[Any, tuple[int, int, Callable[[Operation], tuple[int, ...]]]] = {
+    split_operators.vocabulary_cross_entropy: (3, 0, lambda op: tuple(op.inputs[0].shape[:1])),
+    split_operators.cross_entropy_of_rows: (1, 0, lambda op: (1,)),
+    split_operators.batch_norm_of_split_batch: (2, 2, lambda op: tuple(op.inputs[0].shape[1:2])),
+}
+
+Allow = Callable[[fx.Node, Strategy], bool]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One decision, for one node or for the nodes at one place of identical blocks.
+
+    Attributes:
+        nodes: The call nodes, or the `get_attr` or placeholder nodes, that it decides.
+        picks: Option -> strategy (or held layout) of each node.
+        inputs, outputs: Option -> layouts of tensor arguments and results (of held values: the one layout).
+        compute_s: Option -> seconds of computing, forward and backward, over all nodes.
+        inside_s: Option -> seconds of exchange inside the operators.
+        inside_bytes: Option -> bytes that a rank sends inside the operators.
+        state_bytes: Option -> bytes of state, its gradients and optimizer state on a rank, over all nodes.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    picks: tuple[tuple[Strategy | Layout, ...], ...]
+    inputs: tuple[tuple[Layout, ...], ...]
+    outputs: tuple[tuple[Layout, ...], ...]
+    compute_s: tuple[float, ...]
+    inside_s: tuple[float, ...]
+    inside_bytes: tuple[int, ...]
+    state_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """Edges that are alike: result `output` of site `source` is read as argument `number` of site `user`.
+
+    Attributes:
+        user: None for results of the model, which are read as `R`.
+        differentiable: Whether a gradient flows back.
+        fixed: Whether the value must be read in the layout that it has.
+    """
+
+    source: int
+    output: int
+    user: int | None
+    number: int
+    differentiable: bool
+    fixed: bool
+
+
+@dataclass(frozen=True)
+class Value:
+    """Values that are alike, and who reads them.
+
+    Attributes:
+        nodes: The values.
+        partial: Groups of readings that share one conversion from partial results, which stands behind the producer.
+        plain: Groups of readings that share one conversion from any other layout.
+    """
+
+    nodes: tuple[fx.Node, ...]
+    partial: tuple[tuple[int, ...], ...]
+    plain: tuple[tuple[int, ...], ...]
+
+    def groups(self, layout: Layout) -> tuple[tuple[int, ...], ...]:
+        return self.partial if layout.partial else self.plain
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Storages that are alike, kept from forward to backward.
+
+    Attributes:
+        bytes: Of all of them, whole, for the microbatches in flight.
+        savers: (site, number of the argument that is kept, or None for the result).
+    """
+
+    bytes: int
+    savers: tuple[tuple[int, int | None], ...]
+
+
+class LayoutProblem:
+    """All decisions of a graph for one tensor degree.
+
+    Attributes:
+        sites, readings, values: See the classes.
+        program: The legal strategies.
+        link: Between the ranks.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        costs: Costs,
+        cluster: Cluster,
+        t: int,
+        *,
+        optimizer: str = "adamw",
+        in_flight: int = 1,
+        allow: Allow | None = None,
+        tie: bool = True,
+    ) -> None:
+        if t < 2 or t > len(cluster):
+            raise UsageError(f"tensor degree {t} needs that many devices, at least 2; the cluster has {len(cluster)}")
+        self.graph, self.costs, self.cluster, self.t = graph, costs, cluster, t
+        self.in_flight = in_flight
+        self.program = Program(graph.primary, t)
+        self.link = group_link(cluster, t)
+        self._optimizer_states = OPTIMIZER_STATES[optimizer]
+        self._allow = allow
+        self._prices: dict[Hashable, Price] = {}
+        classes = _tied(graph, self.program) if tie else [(node,) for node in self._decided()]
+        self.site_of = {node: i for i, nodes in enumerate(classes) for node in nodes}
+        self.sites = tuple(
+            self._held(nodes) if nodes[0] in self.program.layouts else self._run(nodes) for nodes in classes
+        )
+        self._find_readings()
+
+    def price(self, value: fx.Node, a: Layout, b: Layout, differentiable: bool) -> Price:
+        """Of one conversion of one value."""
+        tensor = value.meta["val"]
+        key = (tuple(tensor.shape), tensor.dtype, a, b, differentiable)
+        if key not in self._prices:
+            self._prices[key] = conversions(a, b, tensor, self.t, self.link, differentiable)
+        return self._prices[key]
+
+    def sources(self, reading: Reading) -> list[Layout]:
+        """For each option of the source: the layout from which the reading converts."""
+        return [_seen(outputs[reading.output], reading) for outputs in self.sites[reading.source].outputs]
+
+    def targets(self, reading: Reading) -> list[Layout]:
+        """For each option of the user: the layout to which the reading converts."""
+        if reading.user is None:
+            return [R]
+        return [_seen(inputs[reading.number], reading) for inputs in self.sites[reading.user].inputs]
+
+    @cached_property
+    def saved(self) -> tuple[Saved, ...]:
+        """Every storage that autograd keeps, by who keeps it."""
+        names = {node.name: node for node in self.program.capture.graph.nodes}
+        total: dict[tuple[tuple[int, int | None], ...], int] = defaultdict(int)
+        for storage in self.costs.saved:
+            owner = names[storage.owner]
+            group = self.program.aliases.group(owner)
+            savers = {s for name in storage.savers for s in self._keeps(names[name], owner, group)}
+            total[tuple(sorted(savers, key=str))] += storage.bytes * self.in_flight
+        return tuple(Saved(size, savers) for savers, size in total.items())
+
+    def _keeps(self, saver: fx.Node, owner: fx.Node, group: set[fx.Node]) -> Iterable[tuple[int, int | None]]:
+        node, _ = producer_of(saver)
+        if node not in self.program.operations:
+            return
+        site, operands = self.site_of[node], self.program.operations[node].operands
+        read = [number for number, operand in enumerate(operands) if operand in group]
+        if node == producer_of(owner)[0] or not read:
+            yield site, None
+        else:
+            yield site, read[0]
+
+    # Options and what they cost.
+
+    def _decided(self) -> list[fx.Node]:
+        nodes = self.program.capture.graph.nodes
+        return [node for node in nodes if node in self.program.layouts or node in self.program.operations]
+
+    def _held(self, nodes: tuple[fx.Node, ...]) -> Site:
+        options = self.program.layouts[nodes[0]]
+        zeros = (0.0,) * len(options)
+        return Site(
+            nodes,
+            tuple((layout,) * len(nodes) for layout in options),
+            ((),) * len(options),
+            tuple((layout,) for layout in options),
+            zeros,
+            zeros,
+            (0,) * len(options),
+            tuple(sum(self._state_bytes(node, layout) for node in nodes) for layout in options),
+        )
+
+    def _state_bytes(self, node: fx.Node, layout: Layout) -> int:
+        if node.op != "get_attr":
+            return 0
+        entry = self.graph.state[str(node.target)]
+        trained = self.graph.mode == "training" and entry.requires_grad
+        copies = 2 + self._optimizer_states if trained else 1
+        return prod(local_shape(entry.tensor.shape, layout, self.t)) * entry.tensor.element_size() * copies
+
+    def _run(self, nodes: tuple[fx.Node, ...]) -> Site:
+        by_key = [{strategy.key: strategy for strategy in self.program.strategies[node]} for node in nodes]
+        options = [tuple(found[key] for found in by_key) for key in by_key[0]]
+        if self._allow is not None:
+            legal = [o for o in options if all(map(self._allow, nodes, o))]
+            if not legal:
+                names = ", ".join(str(strategy) for strategy in self.program.strategies[nodes[0]])
+                raise UsageError(f"no strategy of {nodes[0].name} is allowed on {self.t} ranks (it has {names})")
+            options = legal
+        operation = self.program.operations[nodes[0]]
+        inside = [self._inside(operation, option[0]) for option in options]
+        return Site(
+            nodes,
+            tuple(options),
+            tuple(option[0].inputs for option in options),
+            tuple(option[0].outputs for option in options),
+            tuple(sum(map(self._compute_s, nodes, option)) for option in options),
+            tuple(price.time_s * count * len(nodes) for price, count in inside),
+            tuple((price.forward_bytes + price.backward_bytes) * count * len(nodes) for price, count in inside),
+            (0,) * len(options),
+        )
+
+    def _compute_s(self, node: fx.Node, strategy: Strategy) -> float:
+        share = work_share(self.program.operations[node], strategy)
+        slowest = 0.0
+        for device in {d.name: d for d in self.cluster.devices[: self.t]}.values():
+            time = self.costs.times[device.name].get(node.name, NodeTime(0.0, 0.0, 0.0))
+            slowest = max(
+                slowest,
+                sum(max(part * share, min(part, device.launch_s)) for part in (time.forward_s, time.backward_s)),
+            )
+        return slowest
+
+    def _inside(self, operation: Operation, strategy: Strategy) -> tuple[Price, int]:
+        """The price of one exchange inside a local call, and how many there are."""
+        found = next((INSIDE[call.target] for call in strategy.calls if call.target in INSIDE), None)
+        if found is None:
+            return Price(None, None, 0, 0, 0.0, 0.0, 0), 0
+        forward, backward, shape = found
+        value = torch.empty(shape(operation), dtype=operation.inputs[0].dtype, device="meta")
+        tracked = backward > 0 and any(operation.tracked_inputs)
+        return conversions(P, R_STAR if tracked else R, value, self.t, self.link, tracked), forward
+
+    # Who reads what.
+
+    def _find_readings(self) -> None:
+        found: dict[Reading, int] = {}
+        groups: dict[fx.Node, list[tuple[int, Hashable, Hashable]]] = defaultdict(list)
+        for edge in self.program.edges():
+            reading = self._reading(edge)
+            number = found.setdefault(reading, len(found))
+            groups[edge.source].append((number, *self._sharing(edge)))
+        self.readings = tuple(found)
+        alike: dict[Hashable, list[fx.Node]] = defaultdict(list)
+        for source, readers in groups.items():
+            alike[_grouped(readers, 1), _grouped(readers, 2)].append(source)
+        self.values = tuple(Value(tuple(nodes), *key) for key, nodes in alike.items())  # type: ignore[misc]
+
+    def _reading(self, edge: Edge) -> Reading:
+        producer, output = producer_of(edge.source)
+        user = None if edge.user.op == "output" else self.site_of[edge.user]
+        number = 0 if user is None else edge.number
+        differentiable, fixed = self.program.differentiable(edge), self.program.fixed(edge)
+        return Reading(self.site_of[producer], output, user, number, differentiable, fixed)
+
+    def _sharing(self, edge: Edge) -> tuple[Hashable, Hashable]:
+        """What readers of one value must have in common to share a conversion: of partial results, and of others.
+
+        As `sharding.rewrite` does it: partial results are converted behind their producer, if nothing has changed the
+        value in place since; every other conversion stands with its reader.
+        """
+        aliases = self.program.aliases
+        version = aliases.version(edge.source, edge.user)
+        behind = version == aliases.version(edge.source, edge.source.next)
+        differentiable = self.program.differentiable(edge)
+
+        def context(place: fx.Node) -> Hashable:
+            return version, differentiable, bool(place.meta.get("grad_enabled", True)), place.meta.get("checkpoint")
+
+        return context(edge.source if behind else edge.user), context(edge.user)
+
+
+def group_link(cluster: Cluster, t: int) -> Link:
+    """The link between t consecutive ranks: that between machines if any group of them spans two."""
+    groups = [cluster.nodes[i : i + t] for i in range(0, len(cluster) - t + 1, t)]
+    return cluster.intra_node if all(len(set(group)) == 1 for group in groups) else cluster.inter_node
+
+
+def work_share(operation: Operation, strategy: Strategy) -> float:
+    """Share of an operator's work that a rank has left under a strategy (see the module's docstring)."""
+    layouts = (*strategy.inputs, *strategy.outputs)
+    t = operation.t
+    if not any(layout.split for layout in layouts):
+        return 1.0
+    if getattr(getattr(operation.node.target, "_schema", None), "name", "") in PRODUCTS:
+        return 1.0 / t
+    pairs = [
+        (value, layout)
+        for value, layout, node in zip(
+            [*operation.inputs, *operation.outputs],
+            layouts,
+            [*operation.operands, *[None] * len(operation.outputs)],
+            strict=True,
+        )
+        if value is not None and (node is None or node.op != "get_attr")
+    ]
+    whole = sum(prod(value.shape) * value.element_size() for value, _ in pairs)
+    local = sum(prod(local_shape(value.shape, layout, t)) * value.element_size() for value, layout in pairs)
+    return local / whole if whole else 1.0
+
+
+def _seen(layout: Layout, reading: Reading) -> Layout:
+    return layout if reading.differentiable else layout.without_gradient()
+
+
+def _grouped(readers: Sequence[tuple[int, Hashable, Hashable]], by: int) -> tuple[tuple[int, ...], ...]:
+    groups: dict[Hashable, dict[int, None]] = defaultdict(dict)
+    for reader in readers:
+        groups[reader[by]][reader[0]] = None
+    return tuple(tuple(group) for group in groups.values())
+
+
+# Which nodes share a decision.
+
+
+def _tied(graph: Graph, program: Program) -> list[tuple[fx.Node, ...]]:
+    """Classes of nodes (calls and held values) that share a decision, in program order."""
+    labels = find_blocks(graph, program.capture)
+    names = {node.name for node in program.capture.graph.nodes}
+    blocks: dict[str, list[fx.Node]] = defaultdict(list)
+    for node in program.operations:
+        blocks[labels[node.name]].append(node)
+    block_of = {node: label for label, nodes in blocks.items() for node in nodes}
+    alike: dict[Hashable, list[str]] = defaultdict(list)
+    places = {label: _places(nodes, block_of, label) for label, nodes in blocks.items()}
+    for label, nodes in blocks.items():
+        kind = label if label in names else re.sub(r"\d+", "#", label)
+        alike[kind, tuple(_form(node, places[label], program, graph) for node in nodes)].append(label)
+    classes: dict[fx.Node, tuple[fx.Node, ...]] = {}
+    for group in alike.values():
+        for members in zip(*(places[label] for label in group), strict=True):
+            for member in members:
+                classes.setdefault(member, members)
+    held = {node: (node,) for node in program.layouts}
+    classes = {**held, **classes}
+    order = [node for node in program.capture.graph.nodes if node in classes]
+    return list(dict.fromkeys(classes[node] for node in order))
+
+
+def _places(nodes: Sequence[fx.Node], block_of: Mapping[fx.Node, str], label: str) -> dict[fx.Node, int]:
+    """The block's own nodes: the state that no other block reads, in the order of use, and its calls."""
+    own: dict[fx.Node, int] = {}
+    for node in nodes:
+        for operand in node.all_input_nodes:
+            if operand.op == "get_attr" and all(block_of.get(user) == label for user in operand.users):
+                own.setdefault(operand, len(own))
+        own[node] = len(own)
+    return own
+
+
+def _form(node: fx.Node, places: Mapping[fx.Node, int], program: Program, graph: Graph) -> Hashable:
+    """What a node must have in common with another to be tied to it: all but the values that come from outside."""
+    operation = program.operations[node]
+
+    def place(operand: fx.Node) -> Hashable:
+        producer, output = producer_of(operand)
+        if producer in places:
+            return places[producer], output
+        return str(operand.target) if operand.op == "get_attr" else "outside"
+
+    def described(operand: fx.Node) -> Hashable:
+        value = operand.meta["val"]
+        held = frozenset(program.layouts[operand]) if operand.op == "get_attr" else None
+        return tuple(value.shape), value.dtype, bool(operand.meta.get("requires_grad", False)), held, place(operand)
+
+    results = tuple((tuple(v.shape), v.dtype) if v is not None else None for v in operation.outputs)
+    arguments = _plain((operation.args, operation.kwargs))
+    strategies = frozenset(strategy.key for strategy in program.strategies[node])
+    operands = tuple(described(operand) for operand in operation.operands)
+    target = str(node.target) if node.op == "call_function" else node.name
+    return target, arguments, operands, results, tuple(operation.tracked_outputs), strategies
+
+
+def _plain(arguments: Any) -> Hashable:
+    """Arguments as text, tensors by number."""
+    if isinstance(arguments, Operand):
+        return f"%{arguments.number}"
+    if isinstance(arguments, (list, tuple)):
+        return tuple(_plain(item) for item in arguments)
+    if isinstance(arguments, Mapping):
+        return tuple((key, _plain(item)) for key, item in arguments.items())
+    return repr(arguments)
