@@ -148,3 +148,54 @@ def batch_norm_of_split_batch(
     if weight is not None:
         result = result * weight.view(shape)
     return result if bias is None else result + bias.view(shape)
+
+
+def own_rows(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+    """`table[indices]` of a table whose rows are cut among the ranks: zeros where another rank has the row.
+
+    Args:
+        table: This rank's rows, [rows of a rank, ...].
+        indices: Indices into the whole table, [n].
+    """
+    rows = table.shape[0]
+    local = indices - group().rank * rows
+    mine = ((local >= 0) & (local < rows)).view(-1, *[1] * (table.dim() - 1))
+    zero = torch.zeros((), dtype=table.dtype, device=table.device)
+    return torch.where(mine, table[local.clamp(0, rows - 1)], zero)
+
+
+def grouped_mm(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows of x, sorted by group, each times its group's matrix.
+
+    Args:
+        x: [rows, k].
+        weight: [groups, k, n].
+        ends: The row behind each group's last, [groups]; rows behind the last group give zeros.
+    """
+    if isinstance(group(), ShapeRanks):  # how many rows a group has is not known
+        return x @ weight[0]
+    results, start = [], 0
+    for number, end in enumerate(ends.tolist()):
+        results.append(x[start:end] @ weight[number])
+        start = end
+    results.append(x[start:] @ torch.zeros_like(weight[0]))
+    return torch.cat(results)
+
+
+def grouped_mm_of_own_experts(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The rows of this rank's experts, zeros elsewhere.
+
+    Args:
+        x: All rows, sorted by expert, [rows, k].
+        weight: This rank's experts, [experts of a rank, k, n].
+        ends: The row behind each expert's last, for all experts.
+    """
+    experts = weight.shape[0]
+    first = group().rank * experts
+    before = ends[first - 1] if first else torch.zeros_like(ends[0])
+    rows = torch.arange(x.shape[0], device=x.device)
+    # Own rows to the front, so that their groups start at row 0; and back.
+    found = grouped_mm(x[(rows + before) % x.shape[0]], weight, ends[first : first + experts] - before)
+    mine = (rows >= before) & (rows < ends[first + experts - 1])
+    result = found[(rows - before) % x.shape[0]]
+    return torch.where(mine.unsqueeze(1), result, torch.zeros((), dtype=result.dtype, device=result.device))

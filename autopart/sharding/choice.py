@@ -12,7 +12,7 @@ from torch import fx
 from autopart.cluster import Link
 from autopart.errors import AutopartError
 from autopart.sharding.conversions import conversions
-from autopart.sharding.layouts import Kind, Layout, R
+from autopart.sharding.layouts import Kind, Layout, R, convertible
 from autopart.sharding.operation import Strategy
 from autopart.sharding.program import Edge, Program, layout_of
 
@@ -75,7 +75,12 @@ def _attempt(
             return layout_of(operands[number], chosen, held)
 
         fixed = [i for i, v in enumerate(op.operands) if program.fixed(Edge(v, node, i))]
-        legal = [s for s in program.strategies[node] if all(s.inputs[i] == layout(i) for i in fixed)]
+        legal = [
+            s
+            for s in program.strategies[node]
+            if all(s.inputs[i] == layout(i) for i in fixed)
+            and all(convertible(layout(i), after) for i, after in enumerate(s.inputs))
+        ]
         if not legal:
             return chosen, node
         chosen[node] = pick(node, legal, layout)

@@ -21,7 +21,7 @@ import torch
 
 from autopart.cluster import Link
 from autopart.runtime import collectives
-from autopart.sharding.layouts import R_STAR, Kind, Layout, P, R, Split, local_shape
+from autopart.sharding.layouts import R_STAR, Kind, Layout, P, R, Split, convertible, local_shape
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
@@ -90,6 +90,7 @@ def conversions(a: Layout, b: Layout, value: torch.Tensor, t: int, link: Link, d
         link: Between the ranks.
         differentiable: Whether a gradient flows back.
     """
+    a = _leaving(a, b)
     forward = move(a.forward, b.forward)
     backward = move(b.gradient, a.gradient) if differentiable else None
     forward_bytes = _bytes(forward, a.forward, b.forward, value, t)
@@ -104,6 +105,13 @@ def conversions(a: Layout, b: Layout, value: torch.Tensor, t: int, link: Link, d
         _seconds(backward, backward_bytes, t, link),
         prod(local_shape(value.shape, b, t)) * value.element_size() if changed else 0,
     )
+
+
+def _leaving(a: Layout, b: Layout) -> Layout:
+    """Owned values that are read otherwise are summands, whose gradient is replicated."""
+    if not convertible(a, b):
+        raise ValueError(f"{a} cannot become {b}")
+    return P if a.owned is not None and a != b else a
 
 
 def _bytes(collective: Collective | None, before: Kind, after: Kind, value: torch.Tensor, t: int) -> int:
@@ -127,6 +135,7 @@ def _seconds(collective: Collective | None, sent_bytes: int, t: int, link: Link)
 
 def conversion(a: Layout, b: Layout, shape: tuple[int, ...], t: int, differentiable: bool = True) -> Conversion:
     """The call that changes layout a into layout b."""
+    a = _leaving(a, b)
     if not differentiable:
         a, b = a.without_gradient(), b.without_gradient()
     if a == b:

@@ -6,10 +6,16 @@
 | `R_STAR`   | replicated | partial    |
 | `P`        | partial    | replicated |
 | `S(d, ...)`| shards     | shards     |
+| `owned`    | summands   | own rows   |
 
 Partial: each rank holds a summand. Shards: dimension d is a list of parts, each cut evenly among the ranks
 (`runtime.shards`); a part that t does not divide is padded with zeros, and padding holds zeros in the value and in the
 gradient, always.
+
+Owned: every index of one dimension belongs to one rank, as tokens belong to the rank that holds their expert. A rank holds
+the values of its own indices and zeros elsewhere; of the gradient it holds the right values at its own indices and anything
+finite elsewhere. Operators that map zero to zero, index by index, work on it as it is. Read otherwise, it is partial; nothing
+becomes owned by conversion.
 """
 
 from __future__ import annotations
@@ -46,7 +52,18 @@ class Split:
         return f"S({self.dim}{parts})"
 
 
-Kind = Literal["R", "P"] | Split
+@dataclass(frozen=True, order=True)
+class Owned:
+    """Indices of a dimension that belong to one rank each; `owner` names the node that says whose they are."""
+
+    dim: int
+    owner: str
+
+    def __str__(self) -> str:
+        return f"owned({self.dim}, {self.owner})"
+
+
+Kind = Literal["R", "P"] | Split | Owned
 
 
 @dataclass(frozen=True)
@@ -61,8 +78,13 @@ class Layout:
         return self.forward if isinstance(self.forward, Split) else None
 
     @property
+    def owned(self) -> Owned | None:
+        return self.forward if isinstance(self.forward, Owned) else None
+
+    @property
     def partial(self) -> bool:
-        return self.forward == "P"
+        """Whether ranks hold summands."""
+        return self.forward == "P" or isinstance(self.forward, Owned)
 
     @property
     def replicated(self) -> bool:
@@ -88,6 +110,15 @@ def S(dim: int, *parts: int) -> Layout:
 
 def shards(split: Split) -> Layout:
     return Layout(split, split)
+
+
+def belonging(owned: Owned) -> Layout:
+    return Layout(owned, owned)
+
+
+def convertible(a: Layout, b: Layout) -> bool:
+    """Whether a value in layout a can be read in layout b."""
+    return a == b or b.owned is None
 
 
 def local_shape(shape: Sequence[int], layout: Layout, t: int) -> tuple[int, ...]:

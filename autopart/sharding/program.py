@@ -17,7 +17,7 @@ from torch import fx
 
 from autopart.graph import Capture
 from autopart.sharding.aliases import Aliases
-from autopart.sharding.layouts import Layout, R, Split, shards
+from autopart.sharding.layouts import Layout, Owned, R, Split, shards
 from autopart.sharding.operation import Operation, Strategy
 from autopart.sharding.rules.labels import Place, replicated
 from autopart.sharding.rules.table import rule_of
@@ -54,8 +54,9 @@ class Program:
         self.operations = {node: Operation(node, t) for node in capture.calls if not is_getitem(node)}
         self.aliases = Aliases(capture, self.operations)
         self._splits: dict[fx.Node, dict[Split, None]] = defaultdict(dict)
+        self._owned: dict[fx.Node, set[Owned]] = defaultdict(set)
         self._found: dict[fx.Node, dict[object, Strategy]] = {node: {} for node in self.operations}
-        self._queue: deque[tuple[fx.Node, Split]] = deque()
+        self._queue: deque[tuple[fx.Node, Split | Owned]] = deque()
         self._users: dict[fx.Node, list[tuple[fx.Node, int]]] = defaultdict(list)
         for node, op in self.operations.items():
             for number, operand in enumerate(op.operands):
@@ -108,16 +109,24 @@ class Program:
             node, split = self._queue.popleft()
             for user, number in self._users[node]:
                 self._propose(user, Place("in", number), split)
+            if isinstance(split, Owned):
+                continue
             producer, number = producer_of(node)
             if producer in self.operations:
                 self._propose(producer, Place("out", number), split)
 
-    def _propose(self, node: fx.Node, place: Place, split: Split) -> None:
+    def _propose(self, node: fx.Node, place: Place, split: Split | Owned) -> None:
         rule = rule_of(node.target)
-        if rule is not None:
-            strategy = rule.from_split(self.operations[node], place, split)
-            if strategy is not None:
+        if rule is None:
+            return
+        op = self.operations[node]
+        if isinstance(split, Owned):
+            for strategy in rule.from_owned(op, place.number, split):
                 self._keep(node, strategy)
+        else:
+            found = rule.from_split(op, place, split)
+            if found is not None:
+                self._keep(node, found)
 
     def _keep(self, node: fx.Node, strategy: Strategy) -> None:
         op = self.operations[node]
@@ -130,9 +139,12 @@ class Program:
             if layout.split is not None:
                 self._add_split(operand, layout.split)
         for number, layout in enumerate(strategy.outputs):
-            if layout.split is not None:
-                for value in results_of(node, number):
+            for value in results_of(node, number):
+                if layout.split is not None:
                     self._add_split(value, layout.split)
+                elif layout.owned is not None and layout.owned not in self._owned[value]:
+                    self._owned[value].add(layout.owned)
+                    self._queue.append((value, layout.owned))
 
     def _add_split(self, node: fx.Node, split: Split) -> None:
         known = self._splits[node]

@@ -150,7 +150,7 @@ class _Rewriter:
             differentiable = self.program.differentiable(edge)
             if not differentiable:
                 before, after = before.without_gradient(), after.without_gradient()
-            if before == after:
+            if conversion(before, after, (), self.program.t).target is None:
                 continue
             if self.program.fixed(edge):
                 raise AutopartError(f"{user.name} shares memory with {source.name}, which is changed in place")

@@ -6,13 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 
 import pytest
-from tests.sharding.models import build
-from tests.sharding.running import in_double, run_split, run_whole, tensors_of, worst_error
 from torch import fx
 
 from autopart.graph import Graph
 from autopart.sharding import Choice, Layout, Program, S, collectives_of, describe, following, rewrite
 from autopart.tracer import trace
+from tests.sharding.models import build
+from tests.sharding.running import in_double, run_split, run_whole, tensors_of, worst_error
 
 
 @dataclass(frozen=True)

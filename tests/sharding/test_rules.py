@@ -8,19 +8,24 @@ from typing import Any
 
 import pytest
 import torch
+import transformers.integrations.moe  # registers its operators
 from torch import fx
 from torch.fx.node import map_aggregate
 
 from autopart.graph import Capture
 from autopart.runtime.shards import cut, join
-from autopart.sharding.layouts import Kind, Split, local_shape
+from autopart.sharding.layouts import Kind, Layout, Owned, Split, local_shape
 from autopart.sharding.operation import Result, Strategy, substitute
 from autopart.sharding.program import Program
-from autopart.sharding.rules.table import TABLE
+from autopart.sharding.rules.table import LIBRARY, TABLE, rule_of
 from tests.sharding.ranks import ThreadRanks
 
 RANKS = (2, 4)
-CASES = [(target, example, t) for target, entry in TABLE.items() for example in entry.examples for t in RANKS]
+TARGETS = {
+    **TABLE,
+    **{getattr(torch.ops, n.split("::")[0]).__getattr__(n.split("::")[1]).default: e for n, e in LIBRARY.items()},
+}
+CASES = [(target, example, t) for target, entry in TARGETS.items() for example in entry.examples for t in RANKS]
 
 
 def example_arguments(text: str, seed: int) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -109,19 +114,46 @@ def decompose(x: torch.Tensor, kind: Kind, t: int, generator: torch.Generator) -
         return [cut(x, kind.dim, kind.parts, rank, t) for rank in range(t)]
     if kind == "R":
         return [x.clone() for _ in range(t)]
+    if isinstance(kind, Owned):
+        return [torch.where(owners(x, kind, t) == rank, x, 0) for rank in range(t)]
     parts = [torch.randn(x.shape, generator=generator, dtype=x.dtype) for _ in range(t - 1)]
     return [*parts, x - sum(parts)]
 
 
-def combine(shards: list[torch.Tensor], kind: Kind) -> torch.Tensor:
+def owners(x: torch.Tensor, kind: Owned, t: int) -> torch.Tensor:
+    """A rank for each index of the dimension, shaped to broadcast."""
+    ranks = torch.arange(x.shape[kind.dim]) * 7 % 5 % t
+    return ranks.view([-1 if d == kind.dim else 1 for d in range(x.dim())])
+
+
+def combine(shards: list[torch.Tensor], kind: Kind, gradient: bool = False) -> torch.Tensor:
     """The value that t ranks hold."""
+    if isinstance(kind, Owned):
+        if gradient:  # of an argument: right at its owners' indices
+            whose = owners(shards[0], kind, len(shards))
+            return sum(torch.where(whose == rank, shard, 0) for rank, shard in enumerate(shards))
+        others = [d for d in range(shards[0].dim()) if d != kind.dim]
+        assert (sum((s != 0).any(others) if others else s != 0 for s in map(torch.Tensor.double, shards)) <= 1).all()
+        return sum(shards)
     if isinstance(kind, Split):
-        return join(shards, kind.dim, kind.parts)
+        whole = join(shards, kind.dim, kind.parts)
+        for rank, shard in enumerate(shards):  # padding holds zeros
+            assert torch.equal(cut(whole, kind.dim, kind.parts, rank, len(shards)), shard) or shard.isnan().any()
+        return whole
     if kind == "P":
         return torch.stack(shards).sum(0)
     for other in shards[1:]:
         torch.testing.assert_close(other, shards[0], rtol=0, atol=1e-12, equal_nan=True)
     return shards[0]
+
+
+def own_seed(value: torch.Tensor, seed: torch.Tensor, layout: Layout) -> torch.Tensor:
+    """The gradient of a result: of one that is owned, right where this rank has values and anything elsewhere."""
+    if layout.owned is None:
+        return seed
+    others = [d for d in range(value.dim()) if d != layout.owned.dim]
+    mine = (value.detach() != 0).sum(others, keepdim=True) > 0
+    return torch.where(mine, seed, torch.full_like(seed, 3.0))
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -144,7 +176,7 @@ def check_strategy(
         decompose(x.detach(), layout.forward, t, generator) for x, layout in zip(tensors, strategy.inputs, strict=True)
     ]
     held_seeds = [
-        None if s is None else decompose(s, layout.gradient, t, generator)
+        None if s is None else decompose(s, "R" if layout.owned else layout.gradient, t, generator)
         for s, layout in zip(seeds, strategy.outputs, strict=True)
     ]
     ranks = ThreadRanks(t)
@@ -160,7 +192,11 @@ def check_strategy(
 
             results.append(call.target(*substitute(call.args, look), **substitute(call.kwargs or {}, look)))
         local = list(results[-1]) if isinstance(results[-1], (list, tuple)) else [results[-1]]
-        pairs = [(v, s[rank]) for v, s in zip(local, held_seeds, strict=True) if s is not None]
+        pairs = [
+            (v, own_seed(v, s[rank], layout))
+            for v, s, layout in zip(local, held_seeds, strategy.outputs, strict=True)
+            if s is not None
+        ]
         found: Any = [None] * len(tracked)
         if pairs and tracked:
             leaves = [m for m in mine if m.requires_grad]
@@ -184,7 +220,7 @@ def check_strategy(
         shape = local_shape(expected.shape, layout, t)
         filled = [torch.zeros(shape, dtype=torch.float64) if f is None else f for f in found]
         assert all(tuple(f.shape) == shape for f in filled), "shape of a local gradient"
-        close(combine(filled, layout.gradient), expected)
+        close(combine(filled, layout.gradient, gradient=True), expected)
 
 
 @pytest.mark.parametrize(("target", "example", "t"), CASES, ids=lambda value: str(value))
@@ -193,6 +229,11 @@ def test_every_strategy_computes_what_the_operator_computes(target: Any, example
     capture, tensors = one_node(target, args, kwargs)
     program = Program(capture, t)
     ((node, strategies),) = program.strategies.items()
+    op, rule = program.operations[node], rule_of(target)
+    for number, value in enumerate(op.inputs):
+        if value.is_floating_point() and op.tracked_inputs[number]:
+            for dim in range(value.dim()):
+                strategies = [*strategies, *rule.from_owned(op, number, Owned(dim, "somebody"))]
     for strategy in strategies:
         try:
             check_strategy(target, strategy, args, kwargs, tensors, t)
@@ -202,7 +243,7 @@ def test_every_strategy_computes_what_the_operator_computes(target: Any, example
 
 def test_every_rule_offers_more_than_replication() -> None:
     """A rule that never splits passes every numerical test."""
-    for target, entry in TABLE.items():
+    for target, entry in TARGETS.items():
         offered = []
         for example in entry.examples:
             args, kwargs = example_arguments(example, 1)

@@ -27,6 +27,7 @@ def contraction(inputs: Sequence[Labels], output: Labels, additive: Sequence[int
         linear=tuple(frozenset({i}) | added for i in factors),
         sums=frozenset(label for label in labels if label not in output),
         additive=added,
+        any_zero=not additive,
         padding=frozenset(label for label in labels if all(label in inputs[i] or label not in output for i in added)),
     )
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autopart.sharding.layouts import Layout
-from autopart.sharding.operation import Call, Operation
-from autopart.sharding.rules.labels import LabelRule, Labels, Names, aligned, numbered
+from autopart.runtime import split_operators
+from autopart.sharding.layouts import Layout, Owned, R, belonging
+from autopart.sharding.operation import Call, Operand, Operation
+from autopart.sharding.rules.labels import LabelRule, Labels, Names, Special, aligned, numbered
 
 
 def index(op: Operation) -> Names:
@@ -30,7 +31,22 @@ def index(op: Operation) -> Names:
             tuple(looked_up[offset + d] if size == shape[offset + d] else None for d, size in enumerate(value.shape))
         )
     kept = [f"d{d}" for d in range(source.dim()) if d not in places]
-    return Names(tuple(names), ((*kept[:first], *looked_up, *kept[first:]),))
+    special = {}
+    if places == [0] and rank == 1 and source.dim() > 1 and source.is_floating_point():
+        # A table of matrices, one for each expert: each rank looks up its own, and owns the rows that ask for them.
+        names[0] = ("experts", *names[0][1:])
+        special["experts"] = Special(_own_rows, outputs=(belonging(Owned(0, op.operands[1].name)),), inputs={1: R})
+    return Names(
+        tuple(names),
+        ((*kept[:first], *looked_up, *kept[first:]),),
+        linear=(frozenset({0}),),
+        whole=frozenset({"experts"}),
+        special=special,
+    )
+
+
+def _own_rows(op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Call, ...]:
+    return (Call(split_operators.own_rows, (Operand(0), Operand(1))),)
 
 
 def gather(op: Operation) -> Names:

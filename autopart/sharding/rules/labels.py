@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from autopart.sharding.layouts import R_STAR, Layout, P, R, Split, shards
+from autopart.sharding.layouts import R_STAR, Layout, Owned, P, R, Split, belonging, shards
 from autopart.sharding.operation import Call, Operation, Strategy
 
 Labels = tuple[str | None, ...]
@@ -41,6 +41,10 @@ class Rule(Protocol):
         """The strategy that has this split at this place, if there is one."""
         ...
 
+    def from_owned(self, op: Operation, number: int, owned: Owned) -> Iterable[Strategy]:
+        """Strategies that keep the owners of an argument's indices."""
+        ...
+
 
 Localize = Callable[[Operation, str, Sequence[Layout], Sequence[Layout]], tuple[Call, ...] | None]
 
@@ -56,6 +60,7 @@ class Names:
         additive: Arguments that are added to the result.
         whole: Labels that may only be cut as one part.
         padding: Labels that may be padded: padding stays zero in values and gradients.
+        any_zero: Whether a zero in any one argument gives zero, so that one owned argument is enough.
         special: Label -> how to run it when that label is cut, and the layouts of the results then (None: by labels).
         local: How to run it otherwise, when arguments must change; None when the operator runs as it is.
     """
@@ -67,6 +72,7 @@ class Names:
     additive: frozenset[int] = frozenset()
     whole: frozenset[str] = frozenset()
     padding: frozenset[str] = frozenset()
+    any_zero: bool = False
     special: Mapping[str, Special] = field(default_factory=dict)
     local: Localize | None = None
 
@@ -113,6 +119,23 @@ class LabelRule:
         if split.padded(op.t) and label not in names.padding:
             return None
         return by_label(op, names, label, split.parts)
+
+    def from_owned(self, op: Operation, number: int, owned: Owned) -> Iterable[Strategy]:
+        names = self.names(op)
+        label = names.inputs[number][owned.dim]
+        if label is None or label not in names.padding or not all(label in labels for labels in names.outputs):
+            return
+        having = [i for i, labels in enumerate(names.inputs) if label in labels]
+        sets = [having, [number]] if names.any_zero and len(having) > 1 else [having]
+        for owned_ones in sets:
+            inputs = [
+                belonging(Owned(names.inputs[i].index(label), owned.owner)) if i in owned_ones else R_STAR
+                for i in range(len(op.inputs))
+            ]
+            outputs = [belonging(Owned(labels.index(label), owned.owner)) for labels in names.outputs]
+            calls = names.local(op, "owned", inputs, outputs) if names.local else (op.call(),)
+            if calls is not None:
+                yield strategy(op, "owned", inputs, outputs, calls)
 
 
 def by_label(op: Operation, names: Names, label: str, parts: tuple[int, ...]) -> Strategy | None:

@@ -24,9 +24,12 @@ def pointwise(*linear: Sequence[int], zero: bool = False, zero_when_all: bool = 
         labels = aligned(op, [v.shape for v in op.inputs], output)
         result = tuple(f"d{i}" if size != 1 else None for i, size in enumerate(output))
         every = frozenset(label for label in result if label is not None)
+        if not _keeps_zero(op):
+            every = frozenset()
         kept = every if zero else every.intersection(*map(frozenset, labels)) if zero_when_all else frozenset()
         sets = tuple(frozenset(s) for s in linear if len(op.inputs) > max(s) and _linear(op, s))
-        return Names(tuple(labels), (result,), sets, padding=frozenset(k for k in kept if k is not None))
+        padding = frozenset(label for label in kept if label is not None)
+        return Names(tuple(labels), (result,), sets, padding=padding, any_zero=zero and bool(padding))
 
     return LabelRule(names)
 
@@ -36,6 +39,13 @@ def _linear(op: Operation, operands: Sequence[int]) -> bool:
     if op.node.target._schema.name.rstrip("_") in ADDITIONS:  # type: ignore[union-attr]
         return len(op.inputs) == 2
     return True
+
+
+def _keeps_zero(op: Operation) -> bool:
+    """Whether the numbers among the arguments leave zero where it is."""
+    if op.node.target._schema.name.rstrip("_") in ADDITIONS:  # type: ignore[union-attr]
+        return len(op.inputs) == 2
+    return op.arguments.get("min_val", 0) <= 0 <= op.arguments.get("max_val", 0)
 
 
 ADDITIONS = ("aten::add", "aten::sub", "aten::rsub")
@@ -51,7 +61,7 @@ def _dropout_on_shards(
     op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]
 ) -> tuple[Call, ...] | None:
     p, train = op.arguments["p"], op.arguments["train"]
-    if label == "partial" or not train or p in (0, 0.0, 1, 1.0):
+    if label in ("partial", "owned") or not train or p in (0, 0.0, 1, 1.0):
         return (op.call(),)
     if op.mutates:
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from autopart.sharding.rules import algebra, attention, indexing, normalization, reductions, views, vocabulary
+from autopart.sharding.rules import algebra, attention, experts, indexing, normalization, reductions, views, vocabulary
 from autopart.sharding.rules.labels import Rule
 from autopart.sharding.rules.pointwise import DROPOUT, pointwise
 from autopart.sharding.rules.recurrent import RECURRENT
@@ -29,6 +29,10 @@ class Entry:
 TABLE: dict[Any, Entry] = {}
 
 
+# Operators that a library registers itself, by name: they exist only where it is imported.
+LIBRARY: dict[str, Entry] = {}
+
+
 def _add(names: str, rule: Rule, *examples: str) -> None:
     for name in names.split():
         operator, _, overload = name.partition(".")
@@ -38,7 +42,8 @@ def _add(names: str, rule: Rule, *examples: str) -> None:
 
 
 def rule_of(target: Any) -> Rule | None:
-    entry = TABLE.get(target)
+    schema = getattr(target, "_schema", None)
+    entry = TABLE.get(target) or (LIBRARY.get(schema.name) if schema is not None else None)
     return None if entry is None else entry.rule
 
 
@@ -49,12 +54,15 @@ ADDITION = pointwise([0, 1], zero_when_all=True)
 PRODUCT = pointwise([0], [1], zero=True)
 QUOTIENT = pointwise([0])
 ONE, POSITIVE = "f(4, 8, 8)", "pos(4, 8, 8)"
-PAIRS = ("f(4, 8, 8), f(4, 8, 8)", "f(4, 8, 8), f(8, 1)", "f(8), f(4, 8, 8)")
+ODD = "f(3, 7)"
+PAIRS = ("f(4, 8, 8), f(4, 8, 8)", "f(4, 8, 8), f(8, 1)", "f(8), f(4, 8, 8)", "f(3, 7), f(7)", "f(3, 7), f(3, 1)")
 PAIR = PAIRS[:2]
 
 # Pointwise.
-_add("relu tanh silu gelu sin abs square erf expm1 mish selu elu leaky_relu hardswish softsign", NONLINEAR_ZERO, ONE)
-_add("relu_ tanh_ silu_ gelu_ leaky_relu_ hardswish_ elu_", NONLINEAR_ZERO, ONE)
+_add(
+    "relu tanh silu gelu sin abs square erf expm1 mish selu elu leaky_relu hardswish softsign", NONLINEAR_ZERO, ONE, ODD
+)
+_add("relu_ tanh_ silu_ gelu_ leaky_relu_ hardswish_ elu_", NONLINEAR_ZERO, ONE, ODD)
 _add("relu6 relu6_", NONLINEAR_ZERO, ONE)
 _add("sigmoid exp cos softplus log_sigmoid hardsigmoid sign floor round ceil exp2 logical_not", NONLINEAR, ONE)
 _add("sigmoid_ exp_ hardsigmoid_", NONLINEAR, ONE)
@@ -62,10 +70,10 @@ _add("log rsqrt sqrt reciprocal log2 log1p", NONLINEAR, POSITIVE)
 _add("pow.Tensor_Scalar", NONLINEAR, "f(4, 8, 8), 3.0", "f(4, 8, 8), 2")
 _add("pow.Scalar", NONLINEAR, "2.0, f(4, 8, 8)")
 _add("pow.Tensor_Tensor atan2 fmod.Tensor remainder.Tensor", NONLINEAR, "pos(4, 8, 8), pos(8, 8)")
-_add("hardtanh hardtanh_", NONLINEAR_ZERO, "f(4, 8, 8), -1.0, 1.0")
+_add("hardtanh hardtanh_", NONLINEAR_ZERO, "f(4, 8, 8), -1.0, 1.0", "f(3, 7), 0.5, 1.0")
 _add("clamp clamp_ clip", NONLINEAR, "f(4, 8, 8), -0.5, 0.5")
 _add("clamp_min clamp_max", NONLINEAR, "f(4, 8, 8), 0.25")
-_add("neg clone contiguous detach alias positive", LINEAR, ONE)
+_add("neg clone contiguous detach alias positive", LINEAR, ONE, ODD)
 _add("neg_", LINEAR, ONE)
 _add("isnan isinf isfinite bitwise_not", NONLINEAR, "b(4, 8, 8)")
 _add("to.dtype", LINEAR, "f(4, 8, 8), torch.float64", "f(4, 8, 8), torch.int64", "i(5, 8, 8), torch.float64")
@@ -118,6 +126,7 @@ _add(
     views.view("shape"),
     "f(4, 8, 8, 4), [4, 8, -1]",
     "f(32, 16), [4, 8, 16]",
+    "f(4, 8, 7), [32, 7]",
     "f(8, 4, 6), [8, 24]",
     "f(2, 2, 4, 8), [2, 8, 8]",
 )
@@ -128,7 +137,7 @@ _add("unsqueeze unsqueeze_", views.view(None), "f(4, 8, 8), 1", "f(4, 8), -1")
 _add("squeeze.dim", views.SQUEEZE, "f(4, 1, 8), 1", "f(8, 4, 8), 1")
 _add("squeeze", views.SQUEEZE, "f(4, 1, 8)")
 _add("squeeze.dims", views.SQUEEZE, "f(4, 1, 8, 1), [1, 3]", "f(4, 1, 8), [0, 1]")
-_add("transpose.int", views.permutation(views.transposed), "f(4, 8, 12), 1, 2", "f(4, 8, 12), 0, -1")
+_add("transpose.int", views.permutation(views.transposed), "f(4, 7, 12), 1, 2", "f(4, 8, 12), 0, -1")
 _add("permute", views.permutation(views.permuted), "f(4, 8, 12), [2, 0, 1]")
 _add("t", views.permutation(views.transposed), "f(4, 8)")
 _add(
@@ -261,11 +270,16 @@ _add(
     "f(16, 12), labels(12, 16), None, 1, -100, 0.1",
 )
 
+# Experts.
+GROUPED_EXAMPLE = "f(16, 8), f(4, 8, 12), torch.tensor([3, 3, 10, 16], dtype=torch.int32)"
+LIBRARY["transformers::grouped_mm_fallback"] = Entry(experts.GROUPED, (GROUPED_EXAMPLE,))
+
 # Indexing, filling.
 _add(
     "index.Tensor",
     indexing.INDEX,
     "f(9, 8), [i(9, 4, 8)]",
+    "f(8, 6, 4), [i(8, 16)]",
     "f(4, 9, 8), [None, i(9, 16)]",
     "f(4, 9, 7, 8), [None, i(9, 4, 1), i(7, 4)]",
     "f(9, 8, 7), [i(9, 4), None, i(7, 4)]",

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autopart.runtime.shards import local_size
-from autopart.sharding.layouts import P, Split, shards
+from autopart.sharding.layouts import Owned, P, Split, belonging, shards
 from autopart.sharding.operation import Call, Operand, Operation, Strategy
 from autopart.sharding.rules.labels import Place, strategy
 
@@ -32,10 +32,9 @@ class MapRule:
     forward: Map
     backward: Map
     local: Localize | None = None
-    linear: bool = True
 
     def at_once(self, op: Operation) -> Iterable[Strategy]:
-        if self.linear and op.inputs[0].is_floating_point() and op.outputs[0].is_floating_point():
+        if op.inputs[0].is_floating_point() and op.outputs[0].is_floating_point():
             yield strategy(op, "partial", [P], [P], (op.call(),))
 
     def from_split(self, op: Operation, place: Place, split: Split) -> Strategy | None:
@@ -47,6 +46,14 @@ class MapRule:
             return None
         call = self.local(op, source, result) if self.local is not None else op.call()
         return strategy(op, "moved", [shards(source)], [shards(result)], (call,))
+
+    def from_owned(self, op: Operation, number: int, owned: Owned) -> Iterable[Strategy]:
+        """A dimension that stays whole keeps its owners."""
+        size = op.inputs[0].shape[owned.dim]
+        result = self.forward(op, Split(owned.dim, (size,)))
+        if result is None or result.parts != (size,) or self.backward(op, result) != Split(owned.dim, (size,)):
+            return
+        yield strategy(op, "owned", [belonging(owned)], [belonging(Owned(result.dim, owned.owner))], (op.call(),))
 
 
 # Views: view, reshape, flatten, unflatten, squeeze, unsqueeze.
@@ -245,6 +252,12 @@ class PiecesRule:
             source, result = Split(split.dim + (split.dim >= dim) * shift, split.parts), split
         return strategy(op, "moved", [shards(source)], [shards(result)] * len(op.outputs), (op.call(),))
 
+    def from_owned(self, op: Operation, number: int, owned: Owned) -> Iterable[Strategy]:
+        dim, _ = self._sizes(op)
+        if owned.dim != dim:
+            result = Owned(owned.dim - (owned.dim > dim and self.removes_dim), owned.owner)
+            yield strategy(op, "owned", [belonging(owned)], [belonging(result)] * len(op.outputs), (op.call(),))
+
     def _sizes(self, op: Operation) -> tuple[int, list[int]]:
         dim = op.arguments["dim"] % op.inputs[0].dim()
         return dim, [1 if self.removes_dim else v.shape[dim] for v in op.outputs]
@@ -318,6 +331,13 @@ class JoinRule:
         else:
             source, result = Split(split.dim - (split.dim > dim) * shift, split.parts), split
         return strategy(op, "moved", [shards(source)] * len(op.inputs), [shards(result)], (op.call(),))
+
+    def from_owned(self, op: Operation, number: int, owned: Owned) -> Iterable[Strategy]:
+        dim = self._dim(op)
+        if self._legacy(op) or (owned.dim == dim and not self.adds_dim):
+            return
+        result = Owned(owned.dim + (owned.dim >= dim and self.adds_dim), owned.owner)
+        yield strategy(op, "owned", [belonging(owned)] * len(op.inputs), [belonging(result)], (op.call(),))
 
     def _dim(self, op: Operation) -> int:
         return int(op.arguments["dim"]) % op.outputs[0].dim()

@@ -1,0 +1,47 @@
+"""Grouped matrix products: one matrix for each expert, rows sorted by expert."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from autopart.runtime import split_operators
+from autopart.sharding.layouts import Layout, Owned, R, Split, belonging, shards
+from autopart.sharding.operation import Call, Operand, Operation, Strategy
+from autopart.sharding.rules.labels import LabelRule, Names, Special, strategy
+
+BY_EXPERT = (Call(split_operators.grouped_mm_of_own_experts, (Operand(0), Operand(1), Operand(2))),)
+
+
+def grouped(op: Operation) -> Names:
+    """`grouped_mm(x[rows, k], w[e, k, n], ends[e])`: rows up to ends[0] meet w[0], and so on.
+
+    Cut by experts, a rank owns the rows of its experts. Rows are never cut otherwise: whose they are depends on data.
+    """
+    if op.inputs[0].dim() != 2 or op.inputs[1].dim() != 3 or len(op.inputs) != 3:
+        return Names(tuple((None,) * v.dim() for v in op.inputs), ((None,) * op.outputs[0].dim(),))
+    mine = belonging(Owned(0, op.operands[2].name))
+    return Names(
+        ((None, "k"), ("experts", "k", "n"), (None,)),
+        ((None, "n"),),
+        linear=(frozenset({0}), frozenset({1})),
+        sums=frozenset("k"),
+        whole=frozenset({"experts"}),
+        special={"experts": Special(_by_expert, outputs=(mine,), inputs={2: R})},
+    )
+
+
+def _by_expert(op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Call, ...]:
+    return BY_EXPERT
+
+
+class GroupedRule(LabelRule):
+    """By labels; and rows that are owned by the same experts stay with them."""
+
+    def from_owned(self, op: Operation, number: int, owned: Owned) -> Iterable[Strategy]:
+        weight = Split(0, (op.inputs[1].shape[0],))
+        if number == 0 and owned == Owned(0, op.operands[2].name) and not weight.padded(op.t):
+            inputs: list[Layout] = [belonging(owned), shards(weight), R]
+            yield strategy(op, "experts", inputs, [belonging(owned)], BY_EXPERT)
+
+
+GROUPED = GroupedRule(grouped)
