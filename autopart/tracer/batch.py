@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from autopart.errors import UsageError
 from autopart.runtime.structure import decode, encode, omitted
+from autopart.tracer.caches import caches_emptied
 from autopart.tracer.call import Call, read_call
 from autopart.tracer.compare import largest
 from autopart.tracer.quiet import quiet
@@ -272,7 +273,7 @@ class _Trials:
         return encode(result, "", omitted)[1]
 
     def _shapes(self, tensors: Sequence[torch.Tensor]) -> list[tuple[int, ...]]:
-        with quiet():
+        with quiet(), caches_emptied(self.model):
             if self.on_meta:
                 return [tuple(t.shape) for t in self._outputs([t.to("meta") for t in tensors])]
             if self.with_values:

@@ -12,6 +12,7 @@ from autopart.errors import AutopartError, CaptureError
 from autopart.graph import OpaqueCall
 from autopart.tracer import opaque as opaque_calls
 from autopart.tracer.blame import module_at_fault, parent, reason_of, source_line
+from autopart.tracer.caches import caches_emptied
 from autopart.tracer.call import Call, FlatCall, Recording
 from autopart.tracer.errors import Uncapturable
 from autopart.tracer.lower import Lowering, module_of
@@ -135,7 +136,7 @@ class Capturer:
         )
         flat.training = train_mode
         opaque_calls.PENDING.clear()
-        with unmarked(self.model, values=True), watch.around_export(), quiet():
+        with unmarked(self.model, values=True), caches_emptied(self.model), watch.around_export(), quiet():
             try:
                 program = torch.export.export(flat, tuple(t.detach() for t in self.call.tensors), strict=False)
             except Exception:

@@ -9,9 +9,11 @@ from typing import Literal
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from autopart.errors import CaptureError
 from autopart.graph import StateEntry
+from autopart.tracer.errors import Uncapturable
 
 Identity = tuple[object, ...]
 
@@ -108,7 +110,15 @@ class StateTable:
                 )
 
     def constant(self, tensor: torch.Tensor) -> str:
-        """Key of a lifted constant; equal constants of the two captures share one entry."""
+        """Key of a lifted constant; equal constants of the two captures share one entry.
+
+        Raises:
+            Uncapturable: It has no values, because it was made in an earlier run without values.
+        """
+        if isinstance(tensor, FakeTensor):
+            raise Uncapturable(
+                None, "a tensor made in one run is kept for the next, outside the model (a global cache)"
+            )
         mark = identity(tensor)
         if mark in self._key_of_tensor:
             return self._key_of_tensor[mark]

@@ -619,6 +619,17 @@ def cache_made_on_first_use() -> Any:
     return model, args, kwargs
 
 
+@functools.lru_cache
+def remembered(length: int) -> torch.Tensor:
+    return torch.linspace(0, 1, length)
+
+
+@hazard
+def function_that_remembers_tensors() -> Any:
+    remembered.cache_clear()
+    return simple(lambda self, h: h * remembered(h.shape[-1]) + remembered(h.shape[-1]), inner=True)
+
+
 @hazard
 def plain_tensor_changed_in_place() -> Any:
     def between(self: Any, h: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from capture_hazards import HAZARDS
 from oracle import differences
 
 from autopart.errors import AutopartError
-from autopart.tracer import capture, patches, state
+from autopart.tracer import caches, capture, patches, state
 from autopart.tracer.call import FlatCall
 from autopart.tracer.sideeffects import PythonState
 
@@ -95,6 +95,10 @@ SWITCHES: dict[str, tuple[Callable[[pytest.MonkeyPatch], None], list[str]]] = {
     "python state": (
         replaced(PythonState, "watched", unwatched),
         ["python_random", "numpy_random", "counter_attribute", "list_that_grows", "cache_made_on_first_use"],
+    ),
+    "remembered tensors": (
+        replaced(caches, "_cached_functions", lambda model: []),
+        ["function_that_remembers_tensors"],
     ),
     "packing hooks": (without("saved_tensor_hooks"), ["packed_saved_tensors"]),
     "is_exporting": (without("export_denied"), ["failure_when_compiled", "another_value_when_exported"]),
