@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from autopart.errors import UsageError
+from autopart.errors import CaptureError, UsageError
 from autopart.runtime.structure import decode, encode, omitted
 from autopart.tracer.caches import caches_emptied
 from autopart.tracer.call import Call, read_call
@@ -322,6 +322,11 @@ class _Trials:
             together, again = self._outputs(pair), self._outputs(pair)
         except Exception:
             return True
+        if any(isinstance(t, FakeTensor) for t in together):
+            raise CaptureError(
+                f"{type(self.model).__name__} keeps tensors of one run for the next outside its modules",
+                "Keep them in buffers, or make them anew in each forward.",
+            )
         for row, single in enumerate(alone):
             for dim, two, same, one in zip(outputs, together, again, single, strict=True):
                 # What differs between two equal runs is random, and cannot be compared.
