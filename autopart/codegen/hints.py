@@ -10,7 +10,7 @@ import torch
 
 from autopart.codegen.frames import Frame
 from autopart.codegen.loops import Loop
-from autopart.codegen.names import RESERVED, assigned_name, identifier, is_identifier, source_lines
+from autopart.codegen.names import RESERVED, assigned_name, assigned_names, identifier, is_identifier, source_lines
 from autopart.codegen.program import SELECT, Op, Value
 from autopart.graph import StateEntry
 
@@ -56,19 +56,30 @@ class Hints:
         line = self._line(op, call)
         if not call.path and value in self.fixed:
             return self.fixed[value]
-        position = item.outputs.index(value) if isinstance(item, Frame) and value in item.outputs else value.index
-        found = assigned_name(line[1], position) if line else None
+        if isinstance(item, Frame):
+            return self._result_name(value, op, item, line)
+        found = assigned_name(line[1], value.index) if line else None
         if found is not None:
             return found
-        if isinstance(item, Frame):
-            inner = self._line(op, item)
-            found = assigned_name(inner[1], value.index) if inner else None
-            return found or identifier(item.path.rsplit(".", 1)[-1], "output")
         if isinstance(item, Loop):
             return self.parameters(item.frames[0])[next(iter(item.carried))]
         target = op.target
         base = target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else "output"
         return identifier(base.strip("_"))
+
+    def _result_name(self, value: Value, op: Op, call: Frame, line: tuple[str, str] | None) -> str:
+        """What to call a result of a call.
+
+        The caller's name, unless the call has several results here: which name is whose cannot be told.
+        """
+        own = self._line(op, call)
+        inner = assigned_name(own[1], value.index) if own else None
+        outer = assigned_names(line[1]) if line else []
+        if len(call.outputs) > 1 and len(outer) != 1 and inner is not None:
+            return inner
+        if len(call.outputs) == 1 and outer:
+            return inner if inner in outer else outer[0]
+        return inner or (outer[0] if len(outer) == 1 else identifier(call.path.rsplit(".", 1)[-1], "output"))
 
     def boundary_name(self, value: Value) -> str:
         """What the innermost piece of source that assigns a value calls it."""

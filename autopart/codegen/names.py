@@ -55,20 +55,27 @@ def source_lines(stack_trace: str) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=65536)
 def assigned_name(source: str, index: int | None = None) -> str | None:
     """The variable that a source line assigns to; for several results, the one at `index`."""
+    targets = _targets(source)
+    if len(targets) > 1:
+        targets = targets[index : index + 1] if index is not None else ()
+    return next((name for name in targets if _is_usable(name)), None)
+
+
+def assigned_names(source: str) -> list[str]:
+    """The variables that a source line assigns to."""
+    return [name for name in _targets(source) if _is_usable(name)]
+
+
+@lru_cache(maxsize=65536)
+def _targets(source: str) -> tuple[str, ...]:
     match = _TARGET.match(source)
-    if match is None:
-        return None
-    targets = [t.strip() for t in match["targets"].split(",")]
-    if len(targets) == 1:
-        name = targets[0]
-    elif index is not None and index < len(targets):
-        name = targets[index]
-    else:
-        return None
-    return name if is_identifier(name) and name not in RESERVED and name.strip("_") else None
+    return tuple(t.strip() for t in match["targets"].split(",")) if match else ()
+
+
+def _is_usable(name: str) -> bool:
+    return is_identifier(name) and name not in RESERVED and bool(name.strip("_"))
 
 
 def attribute(owner: ast.expr, name: str) -> ast.expr:

@@ -82,7 +82,7 @@ def test_packages_are_formatted_and_clean_and_the_same_every_time(name: str, tmp
         assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize("name", ["gpt2", "mixtral", "vit"])
+@pytest.mark.parametrize("name", ["gpt2", "t5", "vit"])
 def test_packages_import_nothing_but_torch_and_their_own_files(name: str, tmp_path: Path) -> None:
     model, args, kwargs = MODELS[name]()
     graph = trace(model, args, kwargs, check=False)
@@ -96,6 +96,14 @@ def test_packages_import_nothing_but_torch_and_their_own_files(name: str, tmp_pa
             for module in modules:
                 root = module.split(".")[0]
                 assert root == "torch" or root in own or root in sys.stdlib_module_names, (path.name, module)
+
+
+def test_packages_say_which_library_their_operators_are_from(tmp_path: Path) -> None:
+    model, args, kwargs = MODELS["mixtral"]()
+    graph = trace(model, args, kwargs, check=False)
+    emit(graph, make_plan(graph, random_cuts(graph, 2, 0), 2), tmp_path / "out")
+    assert "It needs torch and transformers." in (tmp_path / "out" / "README.md").read_text()
+    assert "import transformers.integrations.moe" in (tmp_path / "out" / "stage_0.py").read_text()
 
 
 def test_stage_files_say_what_the_plan_predicts(tmp_path: Path) -> None:
