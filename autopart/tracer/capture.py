@@ -19,7 +19,7 @@ from autopart.tracer.lower import Lowering, module_of
 from autopart.tracer.opaque import OpaqueModule, Pending
 from autopart.tracer.patches import Watch
 from autopart.tracer.quiet import quiet
-from autopart.tracer.record import record_opaque_calls
+from autopart.tracer.record import WITHOUT_VALUES, record_opaque_calls
 from autopart.tracer.sideeffects import PythonState
 from autopart.tracer.snapshot import unmarked
 from autopart.tracer.state import StateTable
@@ -193,6 +193,8 @@ class _Rewriting:
 def _hint(reason: str) -> str:
     if reason.startswith(HOOK_REASON):
         return "Register the backward hooks on submodules, or remove them from the model itself."
+    if WITHOUT_VALUES in reason:
+        return "Trace the model with real weights: on meta, what such a module gives back is not known."
     return (
         "Move what cannot be captured (control flow that depends on data, Python state that changes in forward) into a "
         "submodule of its own: a submodule can be kept whole."

@@ -79,7 +79,8 @@ def _seconds_of_forward(
     except Exception as error:
         rows = f"one microbatch of {graph.microbatch_size} rows"
         raise UsageError(
-            f"{graph.name} fails on {rows}: {reason_of(error)}", "Use fewer microbatches, or a larger global batch."
+            f"{graph.name} fails on {rows}: {reason_of(error)}",
+            "Check that the model runs on the example; if it does, use fewer microbatches or more rows.",
         ) from None
 
 

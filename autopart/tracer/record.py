@@ -16,6 +16,8 @@ from autopart.tracer.errors import Uncapturable
 from autopart.tracer.opaque import Arguments, OpaqueModule
 from autopart.tracer.snapshot import unmarked
 
+WITHOUT_VALUES = "cannot be recorded without values"
+
 
 def record_opaque_calls(model: nn.Module, call: Call, opaque: Mapping[str, OpaqueModule]) -> None:
     """Run the model once in its present mode, and note every call of an opaque module.
@@ -53,11 +55,9 @@ def record_opaque_calls(model: nn.Module, call: Call, opaque: Mapping[str, Opaqu
             mode = "training" if model.training else "evaluation"
             raise UsageError(
                 f"{type(model).__name__} fails on one microbatch in {mode} mode: {reason_of(error)}",
-                "Use fewer microbatches, or a larger global batch.",
+                "Check that the model runs on the example; if it does, use fewer microbatches or more rows.",
             ) from None
-        raise Uncapturable(
-            "", f"what {', '.join(opaque)} gives back cannot be recorded without values: {reason_of(error)}"
-        ) from error
+        raise Uncapturable("", f"what {', '.join(opaque)} gives back {WITHOUT_VALUES}: {reason_of(error)}") from error
     finally:
         for handle in handles:
             handle.remove()
