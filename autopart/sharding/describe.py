@@ -31,6 +31,7 @@ _WORDS: dict[str, dict[str, str]] = {
     },
     "aten::batch_norm": {"c": "channels", "n": "batch"},
     "aten::group_norm": {"c": "channels", "n": "batch"},
+    "aten::index": {"rows": "experts"},
     "transformers::grouped_mm_fallback": {"experts": "experts", "n": "column", "k": "row"},
     "aten::_grouped_mm": {"experts": "experts", "n": "column", "k": "row"},
 }

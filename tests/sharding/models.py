@@ -57,6 +57,23 @@ _LLAMA = {
 }
 
 
+def mixtral(implementation: str = "batched_mm", dtype: torch.dtype = torch.float64) -> Built:
+    """Mixtral with one of the library's ways to run experts."""
+    import transformers
+
+    config = transformers.MixtralConfig(
+        **_LLAMA,
+        vocab_size=40,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        experts_implementation=implementation,
+    )
+    return _tokens(transformers.MixtralForCausalLM(config).to(dtype), 40)
+
+
 def _bert() -> Built:
     import transformers
 
@@ -186,9 +203,7 @@ MODELS: dict[str, Callable[[], Built]] = {
     "llama": _causal("llama", **_LLAMA),
     "bert": _bert,
     "t5": _t5,
-    "mixtral": _causal(
-        "mixtral", **_LLAMA, num_local_experts=4, num_experts_per_tok=2, experts_implementation="batched_mm"
-    ),
+    "mixtral": mixtral,
     "phi3": _causal("phi3", **_LLAMA, resid_pdrop=0.0, embd_pdrop=0.0),
     "vit": _images(_vit),
     "swin": _images(

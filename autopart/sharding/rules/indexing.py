@@ -34,13 +34,13 @@ def index(op: Operation) -> Names:
     special = {}
     if places == [0] and rank == 1 and source.dim() > 1 and source.is_floating_point():
         # A table of matrices, one for each expert: each rank looks up its own, and owns the rows that ask for them.
-        names[0] = ("experts", *names[0][1:])
-        special["experts"] = Special(_own_rows, outputs=(belonging(Owned(0, op.operands[1].name)),), inputs={1: R})
+        names[0] = ("rows", *names[0][1:])
+        special["rows"] = Special(_own_rows, outputs=(belonging(Owned(0, op.operands[1].name)),), inputs={1: R})
     return Names(
         tuple(names),
         ((*kept[:first], *looked_up, *kept[first:]),),
         linear=(frozenset({0}),),
-        whole=frozenset({"experts"}),
+        whole=frozenset({"rows"}),
         special=special,
     )
 
