@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from .errors import INPUT_FILE, PackageError
 from .interface import Input, Pipeline
+from .structure import encode, omitted
 
 Batch = dict[str, Any]
 """{"args": tuple, "kwargs": dict, "target": anything}"""
@@ -50,6 +52,7 @@ def flatten(batch: Batch, pipeline: Pipeline, microbatches: int) -> dict[str, to
     unknown = set(batch) - {"args", "kwargs", "target"}
     if unknown:
         raise PackageError(f"unknown key {min(map(str, unknown))!r}; a batch has args, kwargs and target")
+    _check_constants(batch, pipeline)
     return {spec.name: _checked(_find(batch, spec), spec, microbatches) for spec in pipeline.inputs}
 
 
@@ -98,6 +101,40 @@ def join(pieces: list[torch.Tensor], batch_dim: int | None) -> torch.Tensor:
     if all(torch.equal(pieces[0], piece) for piece in pieces[1:]):
         return pieces[0]
     return torch.stack(pieces)
+
+
+def _check_constants(batch: Batch, pipeline: Pipeline) -> None:
+    """What is not a tensor is written into the package's code: a batch may leave it out, but not say otherwise."""
+    roots = ("args", "kwargs", "target")
+    captured = dict(zip(roots, pipeline.call.get("tuple", ()), strict=False))
+    made_with = {path: value for root, part in captured.items() for path, value in _leaves(part, root)}
+    for root in roots:
+        part = encode(batch.get(root), root, omitted)[0]
+        for path, value in _leaves(part, root):
+            if value is None or value == made_with.get(path):
+                continue
+            if value == TENSOR:
+                if path not in {spec.path for spec in pipeline.inputs}:
+                    raise PackageError(f"{path} is a tensor that this package does not take")
+            elif made_with.get(path) != TENSOR:
+                raise PackageError(f"{path} is {value!r}, this package was made with {made_with.get(path)!r}")
+
+
+TENSOR = ("tensor",)
+
+
+def _leaves(structure: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
+    """(path, constant or TENSOR) of every leaf of a structure."""
+    if "tensor" in structure:
+        yield path, TENSOR
+    elif "constant" in structure or "float" in structure:
+        yield path, structure.get("constant", structure.get("float"))
+    for i, item in enumerate(structure.get("list", structure.get("tuple", ()))):
+        yield from _leaves(item, f"{path}[{i}]")
+    for key, item in structure.get("dict", ()):
+        yield from _leaves(item, f"{path}[{key!r}]")
+    for name, item in structure.get("fields", ()):
+        yield from _leaves(item, f"{path}.{name}")
 
 
 def _find(batch: Batch, spec: Input) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -41,6 +41,8 @@ class Process:
     step: int | None = None
     _neighbours: Sequence[int] = ()
     _pids: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    _told: bool = False
+    _telling: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def title(self) -> str:
@@ -59,12 +61,21 @@ class Process:
 
     def say(self, reason: str) -> bool:
         """Tell the person at the terminal why the run ends, unless another process has done so."""
-        if self.store is not None:
-            mine = f"{self.number} {reason}"
-            if self.store.compare_set("reason", "", mine).decode() != mine:
-                return False
-        print(f"autopart: {reason}", file=sys.stderr, flush=True)
-        return True
+        with self._telling:
+            if self._told:
+                return True
+            if self.store is not None:
+                mine = f"{self.number} {reason}"
+                if self.store.compare_set("reason", "", mine).decode() != mine:
+                    return False
+            print(f"autopart: {reason}", file=sys.stderr, flush=True)
+            self._told = True
+            return True
+
+    def end(self, status: int) -> NoReturn:
+        """End at once, whatever other threads wait for, but not in the middle of telling the reason."""
+        with self._telling:
+            os._exit(status)
 
     def blame(self, error: BaseException) -> bool:
         """Tell what ended the run; False when that is for another process to tell.
@@ -76,18 +87,21 @@ class Process:
         if self.store is None or not _is_exchange(error):
             return self.say(f"{self.title} failed {where}: {_told(error)}")
         deadline = time.monotonic() + REASON_WAIT_S
-        while time.monotonic() < deadline:
-            if self.store.check(["reason"]):
-                return False
-            if (reason := self._dead()) is not None:
-                return self.say(reason)
-            time.sleep(0.05)
+        try:
+            while time.monotonic() < deadline:
+                if self.store.check(["reason"]):
+                    return False
+                if (reason := self._dead()) is not None:
+                    return self.say(reason)
+                time.sleep(0.05)
+        except dist.DistError:
+            return False  # torchrun, which hosts the store, is gone itself
         waited = f"after {self.timeout_s:g} s " if "imed out" in str(error) else ""
         return self.say(
             f"{self.title} gave up {where} {waited}waiting for {_numbers(self._neighbours)}: {_told(error)}"
         )
 
-    def leave_quietly(self) -> None:
+    def leave_quietly(self, status: int) -> None:
         """End because of a signal, in a way that no peer takes this process for the cause."""
         try:
             if self.store is not None:
@@ -95,7 +109,7 @@ class Process:
                 if (reason := self._dead()) is not None:
                     self.say(reason)
         finally:
-            os._exit(128 + signal.SIGTERM)
+            self.end(status)
 
     def _dead(self) -> str | None:
         """Which process on this machine is gone without having said that it leaves."""
@@ -132,7 +146,7 @@ def joined(timeout_s: float) -> Iterator[Process]:
 
 
 def _watch(process: Process) -> None:
-    """Two threads: one ends this process when torchrun is gone, one answers SIGTERM even while an exchange blocks."""
+    """Two threads: one ends this process when torchrun is gone, one answers signals even while an exchange blocks."""
     parent = os.getppid()
 
     def parent_gone() -> None:
@@ -140,14 +154,21 @@ def _watch(process: Process) -> None:
             time.sleep(PARENT_POLL_S)
         os._exit(1)
 
-    def terminated() -> None:
-        signal.sigwait({signal.SIGTERM})
-        process.leave_quietly()
+    # Whichever thread gets the signal, its number comes out of the pipe at once; a Python handler would have to wait
+    # for the main thread.
+    outlet, inlet = os.pipe()
+    os.set_blocking(inlet, False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(inlet)
+
+    def signalled() -> None:
+        while (number := os.read(outlet, 1)[0]) not in (signal.SIGTERM, signal.SIGINT):
+            pass
+        process.leave_quietly(128 + number)
 
     threading.Thread(target=parent_gone, daemon=True).start()
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=terminated, daemon=True).start()
+    threading.Thread(target=signalled, daemon=True).start()
 
 
 def _device() -> torch.device:

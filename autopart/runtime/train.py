@@ -48,9 +48,11 @@ def main(pipeline: Pipeline, arguments: list[str] | None = None) -> None:
         except PackageError as error:
             process.say(str(error))
             sys.exit(error.exit_status)
+        except KeyboardInterrupt:
+            os._exit(130)
         except Exception as error:
             if not process.blame(error):
-                os._exit(1)
+                process.end(1)
             if not debugging:
                 sys.excepthook = lambda *_: None
             raise

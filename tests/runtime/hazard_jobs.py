@@ -149,6 +149,10 @@ def _no_exit_gate(adapter: Any, token: torch.Tensor, known: dict[str, torch.Tens
     )
 
 
+def _split(*arguments: Any, dw_builder: Any, **options: Any) -> PipelineStage:
+    return PipelineStage(*arguments, **options)
+
+
 def _dynamic(*arguments: Any, input_args: Any, output_args: Any, **options: Any) -> PipelineStage:
     return PipelineStage(*arguments, **options)
 
@@ -157,6 +161,7 @@ GUARDS: dict[str, list[tuple[Any, str, Any]]] = {
     "token": [(boundary, "gated", _no_token)],
     "entry gate": [(boundary.StageAdapter, "enter", _no_entry_gate)],
     "exit gate": [(boundary.StageAdapter, "leave", _no_exit_gate)],
+    "whole backward": [(engine, "PipelineStage", _split)],
     "static metadata": [(engine, "PipelineStage", _dynamic)],
 }
 

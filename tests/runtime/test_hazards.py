@@ -53,6 +53,7 @@ def test_training_equals_eager(pool: Pool, hazard: str, schedule: str) -> None:
         ("exit gate", "zbv", "untouched_relay"),
         ("exit gate", "zbv", "output_is_the_main_value"),
         ("static metadata", "gpipe", "int_into_later_embedding"),
+        ("whole backward", "zbv", "gradient_hook"),
     ],
 )
 def test_each_guard_is_needed(pool: Pool, guard: str, schedule: str, hazard: str) -> None:

@@ -95,6 +95,18 @@ BATCHES = {
     "dtype": ([{"args": (torch.zeros(8, 4),), "target": torch.zeros(8, 4).long()}], "args[0] is torch.float32"),
     "shape": ([{"args": (torch.zeros(8, 5).long(),), "target": torch.zeros(8, 4).long()}], "args[0] has shape [8, 5]"),
     "missing": ([{"args": (torch.zeros(8, 4).long(),)}], "target is missing"),
+    "constant": (
+        [{"args": (torch.zeros(8, 4).long(),), "kwargs": {"scale": 3.0}, "target": torch.zeros(8, 4).long()}],
+        "kwargs['scale'] is 3.0, this package was made with 2.0",
+    ),
+    "unknown constant": (
+        [{"args": (torch.zeros(8, 4).long(),), "kwargs": {"cache": True}, "target": torch.zeros(8, 4).long()}],
+        "kwargs['cache'] is True, this package was made with None",
+    ),
+    "unknown tensor": (
+        [{"args": (torch.zeros(8, 4).long(),), "kwargs": {"m": torch.ones(1)}, "target": torch.zeros(8, 4).long()}],
+        "kwargs['m'] is a tensor that this package does not take",
+    ),
     "no list": ({"args": ()}, "expected a list"),
 }
 

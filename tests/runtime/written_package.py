@@ -107,7 +107,7 @@ PIPELINE = Pipeline(
         Input("ids", "args[0]", (2, 4), torch.int64, 0, WORDS),
         Input("labels", "target", (2, 4), torch.int64, 0, WORDS),
     ),
-    call={"tuple": []},
+    call={"tuple": [{"tuple": [{"tensor": 0}]}, {"dict": [["scale", {"constant": 2.0}]]}, {"tensor": 1}]},
     outputs=(Output("logits", "logits", 0),),
     result={"dict": [["logits", {"tensor": 0}]]},
     loss="loss",
