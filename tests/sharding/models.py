@@ -42,7 +42,7 @@ def _causal(name: str, **config: Any) -> Callable[[], Built]:
             "eos_token_id": 1,
         }
         made = transformers.AutoConfig.for_model(name, **{**common, **config})
-        return _tokens(transformers.AutoModelForCausalLM.from_config(made).double(), 40)
+        return _tokens(transformers.AutoModelForCausalLM.from_config(made).double(), made.vocab_size)
 
     return build
 
@@ -82,7 +82,7 @@ def _bert() -> Built:
         hidden_size=32,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=48,
+        intermediate_size=50,  # no multiple of 4: padded
         max_position_embeddings=16,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -198,7 +198,15 @@ def _recommender() -> Built:
 
 MODELS: dict[str, Callable[[], Built]] = {
     "gpt2": _causal(
-        "gpt2", n_embd=32, n_layer=2, n_head=4, n_positions=16, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0
+        "gpt2",
+        vocab_size=41,
+        n_embd=32,
+        n_layer=2,
+        n_head=4,
+        n_positions=16,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
     ),
     "llama": _causal("llama", **_LLAMA),
     "bert": _bert,

@@ -15,9 +15,13 @@ from tests.sharding.ranks import ThreadRanks
 
 
 def run_capture(
-    graph: Graph, capture: Capture, state: dict[str, torch.Tensor], inputs: list[torch.Tensor]
+    graph: Graph,
+    capture: Capture,
+    state: dict[str, torch.Tensor],
+    inputs: list[torch.Tensor],
+    values: dict[str, Any] | None = None,
 ) -> list[Any]:
-    """The flat outputs of a capture on the given state."""
+    """The flat outputs of a capture on the given state; `values` receives the value of every node by name."""
     env: dict[fx.Node, Any] = {}
     feed = iter(inputs)
 
@@ -42,6 +46,8 @@ def run_capture(
                 for device, dtype in node.meta["autocast"]:
                     stack.enter_context(torch.autocast(device, dtype))
                 env[node] = call(*look(node.args), **{k: look(v) for k, v in node.kwargs.items()})
+        if values is not None:
+            values[node.name] = env[node]
     raise AssertionError("no output node")
 
 
