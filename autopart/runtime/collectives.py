@@ -84,9 +84,9 @@ class ProcessRanks:
         return result
 
     def reduce_scatter(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
-        result = torch.empty_like(pieces[0])
+        result = pieces[0].new_empty(pieces[0].numel())
         dist.reduce_scatter_tensor(result, torch.cat([p.reshape(-1) for p in pieces]), group=self._group)
-        return result
+        return result.view(pieces[0].shape)
 
     def all_to_all(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         sent = torch.stack([p.contiguous() for p in pieces])

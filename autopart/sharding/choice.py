@@ -110,7 +110,8 @@ def random_choice(program: Program, generator: random.Random, used: Counter[tupl
 
 
 def following(program: Program, state: Mapping[str, Layout], wanted: Mapping[str, Strategy] | None = None) -> Choice:
-    """What follows from the layouts of the model's tensors: each operator, in order, runs where it makes the least move.
+    """What follows from the layouts of the model's tensors: each operator, in order, runs where it makes the least
+    move.
 
     Among strategies that move equally little, the one that changes and splits least. Summands
     are summed where they are first read. Not the best choice: it does not look ahead.

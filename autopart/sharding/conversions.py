@@ -21,6 +21,7 @@ import torch
 
 from autopart.cluster import Link
 from autopart.runtime import collectives
+from autopart.runtime.shards import local_size
 from autopart.sharding.layouts import R_STAR, Kind, Layout, P, R, Split, convertible, local_shape
 
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -117,11 +118,11 @@ def _leaving(a: Layout, b: Layout) -> Layout:
 def _bytes(collective: Collective | None, before: Kind, after: Kind, value: torch.Tensor, t: int) -> int:
     if collective is None:
         return 0
-    # Padding is sent too.
-    split = before if isinstance(before, Split) else after
-    elements = value.numel()
-    if isinstance(split, Split):
-        elements = t * prod(local_shape(value.shape, Layout(split, split), t))
+    shape = list(value.shape)
+    for kind in (before, after) if collective == "all_to_all" else (before if isinstance(before, Split) else after,):
+        if isinstance(kind, Split):
+            shape[kind.dim] = t * local_size(kind.parts, t)  # padding is sent too
+    elements = prod(shape)
     share = SHARES[collective][0] / (t if collective == "all_to_all" else 1)
     return int(elements * value.element_size() * share * (t - 1) / t)
 

@@ -138,9 +138,15 @@ def collectives_of(capture: Capture, t: int) -> list[Sent]:
             forward = "all_gather"
             backward = backward and "all_gather"
         source = node.args[0].meta["val"]
-        sizes = [prod(v.shape) * v.element_size() for v in (source, node.meta["val"])]
-        # The whole tensor is the larger side; an all-to-all has a shard on both.
-        whole = max(sizes) if node.target is not collectives.all_to_all else t * max(sizes)
+        result = node.meta["val"]
+        # The whole tensor is the larger side; where one shard becomes another, whole in both of their dimensions.
+        shape = max(source.shape, result.shape, key=prod)
+        if node.target is collectives.all_to_all:
+            shape = list(source.shape)
+            shape[node.args[1]] *= t
+            if not within:
+                shape[node.args[2]] = t * result.shape[node.args[2]]
+        whole = prod(shape) * source.element_size()
         found.append(
             Sent(
                 node.name,

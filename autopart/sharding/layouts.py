@@ -12,10 +12,10 @@ Partial: each rank holds a summand. Shards: dimension d is a list of parts, each
 (`runtime.shards`); a part that t does not divide is padded with zeros, and padding holds zeros in the value and in the
 gradient, always.
 
-Owned: every index of one dimension belongs to one rank, as tokens belong to the rank that holds their expert. A rank holds
-the values of its own indices and zeros elsewhere; of the gradient it holds the right values at its own indices and anything
-finite elsewhere. Operators that map zero to zero, index by index, work on it as it is. Read otherwise, it is partial; nothing
-becomes owned by conversion.
+Owned: every index of one dimension belongs to one rank, as tokens belong to the rank that holds their expert. A rank
+holds the values of its own indices and zeros elsewhere; of the gradient it holds the right values at its own indices
+and anything finite elsewhere. Operators that map zero to zero, index by index, work on it as it is. Read otherwise, it
+is partial; nothing becomes owned by conversion.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def test_column_then_row_needs_two_all_reduces_a_block_each_way(name: str, t: in
     choice = classic_choice(graph, program, CLASSICS[name])
     local = rewrite(graph, choice, t)
     inputs = tensors_of(list(args)) + tensors_of(kwargs)
-    found, ranks = run_split(local, inputs)
+    found, _ = run_split(local, inputs)
     assert max(worst_error(found, run_whole(graph, inputs)).values()) < 1e-9
     # Two a block each way; the embedding forward, the head backward; the logits that are given back are gathered.
     sent = [s for s in collectives_of(local.primary, t) if s.forward_bytes + s.backward_bytes > 0]

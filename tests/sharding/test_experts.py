@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.sharding.models import build, mixtral
-from tests.sharding.running import in_double, run_split, run_whole, tensors_of, worst_error
 
 from autopart.sharding import Program, S, collectives_of, following, rewrite
 from autopart.tracer import trace
+from tests.sharding.models import build, mixtral
+from tests.sharding.running import in_double, run_split, run_whole, tensors_of, worst_error
 
 
 @pytest.mark.parametrize("t", [2, 4])

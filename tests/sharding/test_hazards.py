@@ -8,14 +8,14 @@ from collections import Counter
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.sharding.ranks import ThreadRanks
-from tests.sharding.running import run_capture, run_split, run_whole, worst_error
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from autopart.runtime import collectives
 from autopart.sharding import LocalGraph, Program, S, following, random_choice, rewrite
 from autopart.tracer import trace
+from tests.sharding.ranks import ThreadRanks
+from tests.sharding.running import run_capture, run_split, run_whole, worst_error
 
 
 class InPlaceThroughViews(nn.Module):
