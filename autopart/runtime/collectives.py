@@ -1,8 +1,8 @@
 """Collectives of one tensor-parallel group that autograd can follow.
 
 Every function takes a value from one layout to another, forward for the value and backward for its gradient. What a
-rank holds of a value (or of its gradient) is one of three things: the whole value ("replicated"), a summand of it ("partial":
-the sum over ranks is the value), or a shard (see `shards`).
+rank holds of a value (or of its gradient) is one of three things: the whole value ("replicated"), a summand of it
+("partial": the sum over ranks is the value), or a shard (see `shards`).
 
 | function         | value forward          | gradient backward (with `partial_gradient=True`)  |
 |------------------|------------------------|---------------------------------------------------|

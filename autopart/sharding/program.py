@@ -95,7 +95,8 @@ class Program:
     def _explore(self) -> None:
         values = [n for n in self.capture.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         for node, op in self.operations.items():
-            for strategy in replicated(op):
+            # An opaque call holds parameters of its own, whose gradients nobody would sum.
+            for strategy in replicated(op)[: 1 if node.op == "call_module" else 2]:
                 self._keep(node, strategy)
             rule = rule_of(node.target)
             if rule is not None:

@@ -56,6 +56,11 @@ def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
     Raises:
         AutopartError: The choice is not legal: it names the node.
     """
+    for key, entry in graph.state.items():
+        if choice.state.get(key, R) != R and any(
+            _below(name, call.path) for name in entry.names for call in graph.opaque.values()
+        ):
+            raise AutopartError(f"{entry.name} is read by a module that is kept whole, and cannot be split")
     program = Program(graph.primary, t)
     primary = rewrite_capture(program, choice)
     if graph.training is None:
@@ -70,6 +75,10 @@ def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
     }
     values = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
     return LocalGraph(**{**values, **captures, "state": state}, tensor=t, shards=splits, whole=graph, choice=choice)
+
+
+def _below(name: str, path: str) -> bool:
+    return not path or name.startswith(f"{path}.")
 
 
 def _local_state(tensor: torch.Tensor, layout: Layout, t: int) -> torch.Tensor:

@@ -62,8 +62,8 @@ class MapRule:
 def view_split(before: Sequence[int], after: Sequence[int], split: Split, t: int) -> Split | None:
     """Where a cut lands when a tensor of shape `before` is viewed as `after`.
 
-    A cut into equal parts has M = (elements before the dimension) x parts blocks, each cut into t. It lands in the dimension
-    j whose prefix Q (elements before it) divides M and which holds the rest: (M / Q) parts, t times.
+    A cut into equal parts has M = (elements before the dimension) x parts blocks, each cut into t. It lands in the
+    dimension j whose prefix Q (elements before it) divides M and which holds the rest: (M / Q) parts, t times.
     A dimension that stays as it is keeps any parts.
     """
     if 0 in before or 0 in after:
