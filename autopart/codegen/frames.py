@@ -64,8 +64,9 @@ def build_frames(stage: StageProgram, state: Mapping[str, StateEntry], root_kind
         if not again:
             break
         dissolved |= again
-    assert set(root.inputs) == set(stage.takes)
-    root.inputs = stage.takes
+    # The stage's own interface is what the table says, state that the model returns included.
+    assert set(root.inputs) == set(stage.takes) and set(root.outputs) <= set(stage.gives)
+    root.inputs, root.outputs = stage.takes, stage.gives
     return root
 
 

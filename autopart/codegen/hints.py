@@ -87,6 +87,8 @@ class Hints:
         while op is not None and op.target == SELECT:
             value = op.args["training"]
             op = value.op
+        if op is not None and op.node.op == "get_attr":  # a copy of state
+            return identifier(self.state[str(op.node.target)].name.rsplit(".", 1)[-1])
         if op is not None:
             for _, source in reversed(source_lines(op.node.meta.get("stack_trace") or "")):
                 found = assigned_name(source, value.index)

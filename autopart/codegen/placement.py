@@ -40,6 +40,7 @@ def place(program: Program, graph: Graph, assignment: Mapping[str, int], stages:
     """Split `program` as `assignment` (node of the primary capture -> stage) says."""
     _assign(program, graph, assignment)
     _fill_other_mode(program)
+    _copy_returned_state(program, stages)
     outputs = {v for v in program.outputs if v.kind == "result"}
     last_reader: dict[Value, int] = {v: stages - 1 for v in outputs}
     for op in program.ops:
@@ -106,6 +107,30 @@ def _fill_other_mode(program: Program) -> None:
                 assert chosen is not None
                 ops += [*(v.op for v in chosen.values() if v is not value and v.op is not None), chosen]
     program.ops[:] = ops
+
+
+def _copy_returned_state(program: Program, stages: int) -> None:
+    """Let state that the model returns come from the stage that uses it, where that is one and not the last.
+
+    Training may change it there, and the copy that another stage holds would stay as it was: what a buffer's changes
+    touch is never cut, so one stage knows its value. It crosses as a copy, because the next microbatch changes the
+    buffer while this one's value is on its way.
+    """
+    users: dict[Value, set[int]] = {}
+    for op in program.ops:
+        for value in op.values():
+            if value.kind == "state":
+                users.setdefault(value, set()).add(op.stage)
+    copies: dict[Value, Value] = {}
+    for value in dict.fromkeys(program.outputs):
+        if len(users.get(value, ())) != 1 or stages - 1 in users[value]:
+            continue
+        copy = Op(f"{value.name}_returned", torch.ops.aten.clone.default, {"self": value}, "both", value.node)
+        copy.stage = min(users[value])
+        copy.results = [Value("result", copy.name, value.node, copy)]
+        copies[value] = copy.results[0]
+        program.ops.append(copy)
+    program.outputs[:] = [copies.get(value, value) for value in program.outputs]
 
 
 def _replace(argument: Any, reader: Op, crossing: Mapping[Value, Value]) -> Any:
