@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 SUITES = (
     ["tests/sharding/test_conversions.py"],
     ["tests/sharding/test_rules.py"],
-    ["tests/sharding/test_hazards.py"],
+    ["tests/sharding/test_split_hazards.py"],
     ["tests/sharding/test_classics.py"],
     ["tests/sharding/test_models.py", "-k", "recommender or resnet or llama"],
 )
