@@ -98,8 +98,8 @@ def compared(graph: Graph, costs: Costs, cluster: Cluster, t: int) -> dict[str, 
     return {
         "ours, ms": 1e3 * ours.time_s,
         "of which sent": 1e3 * value.communication_s,
-        "classic": "-" if classic is None else classic / ours.time_s,
-        "sequence": "-" if sequence is None else sequence / ours.time_s,
+        "classic": ratio(classic, ours),
+        "sequence": ratio(sequence, ours),
         "gap": f"{ours.gap:.0e}",
         "MB sent": (value.forward_bytes + value.backward_bytes + value.inside_bytes) / 1e6,
         "state": value.state_bytes / sum(_whole_state(graph)),
@@ -107,6 +107,11 @@ def compared(graph: Graph, costs: Costs, cluster: Cluster, t: int) -> dict[str, 
         "variables": ours.variables,
         **in_words(ours),
     }
+
+
+def ratio(forced_s: float | None, ours: LayoutChoice) -> float | str:
+    """How much slower a forced layout is."""
+    return "-" if forced_s is None else round(forced_s / ours.time_s, 4)
 
 
 def forced(graph: Graph, costs: Costs, cluster: Cluster, t: int, between: Any) -> float | None:
@@ -120,9 +125,12 @@ def forced(graph: Graph, costs: Costs, cluster: Cluster, t: int, between: Any) -
 def in_words(choice: LayoutChoice) -> dict[str, str]:
     """How the first layer is split, and its collectives."""
     layer = next(block for block in choice.blocks if re.search(r"\.(layers|h)\.0$", block.block))
-    words = [f"{path.rpartition('.')[2]} {text.partition(':')[0]}" for path, text in layer.splits.items()]
+    modules: dict[str, list[str]] = {}
+    for path, text in layer.splits.items():
+        modules.setdefault(text.partition(":")[0], []).append(".".join(path.split(".")[-2:]))
+    words = [f"{word}: {' '.join(paths)}" for word, paths in modules.items()]
     sent = [f"{count} {way} {what}" for (way, what), count in sorted(layer.collectives.items())]
-    return {"layer": ", ".join(words), "collectives": ", ".join(sent)}
+    return {"layer": "; ".join(words), "collectives": ", ".join(sent)}
 
 
 def _whole_state(graph: Graph) -> Iterator[int]:

@@ -50,7 +50,7 @@ from autopart.sharding.operation import Operand
 from autopart.workload import OPTIMIZER_STATES
 
 # Operators whose work is a product over their labels: whatever label is cut, a rank has 1/t of it.
-PRODUCTS = frozenset(
+PRODUCTS = frozenset({"transformers::grouped_mm_fallback"}) | frozenset(
     f"aten::{name}"
     for name in (
         "linear",

@@ -18,9 +18,9 @@ Objective, seconds of one microbatch, forward and backward
 
 Constraints
     (1) sum_k x[i,k] = 1                                                               `_add_choices`
-    (2) sum_b y[r,a,b] = sum of x[src(r),k] over the options k that give a             `_add_readings`
-    (3) sum_a y[r,a,b] = sum of x[usr(r),k] over the options k that take b             `_add_readings`
-    (4) y[r,a,b] absent for a != b, where the value must be read as it is              `_add_readings`
+    (2) sum_b y[r,a,b] = sum of x[src(r),k] over the options k that give a             `_add_reading`
+    (3) sum_a y[r,a,b] = sum of x[usr(r),k] over the options k that take b             `_add_reading`
+    (4) y[r,a,b] absent where a cannot become b, or must not                           `_add_reading`
     (5) z[v,g,a,b] >= y[r,a,b] for r in g                                              `_add_conversions`
     (6) u[s,h] >= sum of x[i,k] over the options k in which reader i holds s as h      `_add_memory`
     (7) W >= temporary[v,a,b] z[v,g,a,b]                                               `_add_memory`
@@ -52,6 +52,7 @@ from autopart.costs import Costs
 from autopart.errors import InfeasibleError, LimitError
 from autopart.graph import Graph
 from autopart.sharding import Choice, Layout, Price, Strategy, describe
+from autopart.sharding.layouts import convertible
 from autopart.solver.layout_problem import Allow, LayoutProblem, Reading
 from autopart.solver.layout_value import LayoutValue, kept_layouts, value_of
 from autopart.units import format_bytes
@@ -267,16 +268,16 @@ class _Program:
                 difference = before.get(layout, 0.0) - after.get(layout, 0.0)
                 self.model.add_linear_constraint(lb=0.0, expr=difference, ub=0.0)
             return {}
-        if len(before) == 1:
-            return {(next(iter(before)), b): x for b, x in after.items()}
-        if len(after) == 1:
-            return {(a, next(iter(after))): x for a, x in before.items()}
-        y = {(a, b): self.model.add_variable(lb=0.0, ub=1.0) for a in before for b in after}
-        for a, x in before.items():
-            self.model.add_linear_constraint(mathopt.fast_sum(y[a, b] for b in after) - x == 0.0)
-        for b, x in after.items():
-            self.model.add_linear_constraint(mathopt.fast_sum(y[a, b] for a in before) - x == 0.0)
-        return dict(y)
+        pairs = [(a, b) for a in before for b in after if convertible(a, b)]
+        if len(before) == 1 or len(after) == 1:
+            y = {(a, b): after[b] if len(before) == 1 else before[a] for a, b in pairs}
+        else:
+            y = {pair: self.model.add_variable(lb=0.0, ub=1.0) for pair in pairs}
+        for side, shares in enumerate((before, after)):
+            for layout, x in shares.items():
+                flow = mathopt.fast_sum(value for pair, value in y.items() if pair[side] == layout)
+                self.model.add_linear_constraint(lb=0.0, expr=flow - x, ub=0.0)
+        return y
 
     def _add_conversions(self) -> Iterator[tuple[Price, Linear]]:
         """z of every possible conversion, with the price of one; their costs become terms of the objective."""
