@@ -24,6 +24,7 @@ from autopart.profiler import profile
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver import solve
 from autopart.tracer import find_batch, trace
+from autopart.tracer.surroundings import neutral_surroundings
 from autopart.workload import OPTIMIZER_STATES, Workload
 
 # With 4 S microbatches the bubble of 1F1B is (S - 1) / (5 S - 1), less than a fifth of the step.
@@ -57,6 +58,7 @@ class Partition(Plan):
         return Plan(**{f.name: getattr(self, f.name) for f in dataclasses.fields(Plan)})
 
 
+@neutral_surroundings()
 def partition(
     model: nn.Module,
     gpus: int | str | Sequence[str] | Cluster,
@@ -98,8 +100,8 @@ def partition(
         batch_dims: Input (name or path) -> its batch dimension, or None; found by trial where left out.
         optimizer: "sgd", "sgd-momentum", "adam" or "adamw": decides the memory of its state.
         dtype: Convert parameters, buffers and floating inputs first (on a copy of the model).
-        granularity: "block" (cuts between blocks), "operator" (anywhere legal), or "auto": blocks, unless operators gain
-            more than `threshold` of the step time.
+        granularity: "block" (cuts between blocks), "operator" (anywhere legal), or "auto": blocks, unless operators
+            gain more than `threshold` of the step time.
         time_limit_s: For the solver.
         check: Compare the captured graph with the model by running both, where weights are real.
         name: How the model is named in the plan ("hf:gpt2"); its class name by default.

@@ -20,6 +20,7 @@ from autopart.tracer.call import Call, read_call
 from autopart.tracer.compare import largest
 from autopart.tracer.quiet import quiet
 from autopart.tracer.snapshot import unmarked
+from autopart.tracer.surroundings import neutral_surroundings
 
 Dims = tuple[int | None, ...]
 
@@ -62,6 +63,7 @@ class Batch:
         return [next((i for i, n in enumerate(v.shape) if n == rows), None) for v in values]
 
 
+@neutral_surroundings()
 def find_batch(
     model: nn.Module,
     args: Any = (),

@@ -66,6 +66,8 @@ def read_call(model: nn.Module, args: Any, kwargs: Mapping[str, Any], target: An
     structure = {"tuple": items}
     roots = ("args", "kwargs", "target")
     paths = [path for root, item in zip(roots, items, strict=False) for path, _ in leaves(item, root)]
+    # What was made in inference mode cannot be used in training.
+    tensors = [t.clone() if t.is_inference() else t for t in tensors]
     return Call(structure, tuple(tensors), tuple(paths), _names(paths, list(bound.arguments), model))
 
 

@@ -16,6 +16,7 @@ from autopart.tracer.caches import caches_emptied
 from autopart.tracer.call import Call, FlatCall, Recording
 from autopart.tracer.errors import Uncapturable
 from autopart.tracer.lower import Lowering, module_of
+from autopart.tracer.modes import Modes
 from autopart.tracer.opaque import OpaqueModule, Pending
 from autopart.tracer.patches import Watch
 from autopart.tracer.quiet import quiet
@@ -34,7 +35,7 @@ class Capturer:
 
     def __init__(
         self,
-        model: nn.Module,
+        modes: Modes,
         call: Call,
         state: StateTable,
         *,
@@ -42,7 +43,8 @@ class Capturer:
         training: bool,
         notes: list[str],
     ) -> None:
-        self.model = model
+        self.modes = modes
+        self.model = modes.model
         self.call = call
         self.state = state
         self.loss_fn = loss_fn
@@ -50,16 +52,17 @@ class Capturer:
         self.notes = notes
         self.deny_export = False
         self.suspects: PythonState | None = None
+        self.kept_in_evaluation = modes.kept_paths() if training else []
         self.opaque: dict[str, OpaqueModule] = {}
         self.calls: dict[str, OpaqueCall] = {}
-        for path in modules_with_backward_hooks(model):
+        for path in modules_with_backward_hooks(modes.model):
             self.keep_whole(path, HOOK_REASON)
 
     def keep_whole(self, path: str, reason: str) -> None:
         """Make a submodule opaque.
 
         Raises:
-            CaptureError: It is the whole model, or too much has been kept whole already.
+            CaptureError: It is the whole model, its modes cannot be kept, or too much has been kept whole already.
         """
         name = type(self.model).__name__
         if path == "":
@@ -67,6 +70,13 @@ class Capturer:
         if len(self.opaque) >= MOST_OPAQUE:
             raise CaptureError(
                 f"{name} cannot be captured: more than {MOST_OPAQUE} submodules would have to be kept whole"
+            )
+        frozen = [p for p in self.kept_in_evaluation if p == path or p.startswith(f"{path}.")]
+        if frozen:
+            raise CaptureError(
+                f"{path} of {name} has to be kept whole ({reason}), and {frozen[0]} in it is in evaluation mode, in "
+                "which a module that is kept whole cannot stay",
+                "Call model.train() before partitioning; let what shall stay in evaluation mode override train().",
             )
         for inner in [p for p in self.opaque if p.startswith(f"{path}.")]:
             del self.opaque[inner]
@@ -95,7 +105,7 @@ class Capturer:
         Raises:
             CaptureError: The model cannot be captured in this mode.
         """
-        self.model.train(train_mode)
+        self.modes.set(train_mode)
         while True:
             error = None
             for deny in (True,) if self.deny_export else (False, True):

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
 
 from autopart.errors import UsageError
 from autopart.graph import Capture, Graph, OutputSpec
@@ -22,6 +21,7 @@ from autopart.tracer.blame import reason_of
 from autopart.tracer.call import Recording, choose_loss
 from autopart.tracer.compare import NOISE, close, largest
 from autopart.tracer.interpreter import run_capture
+from autopart.tracer.modes import Modes
 from autopart.tracer.snapshot import random_states, same_random_state, set_random_states, unmarked
 
 # A check that would take longer is cut short; verify compares the package itself anyway.
@@ -34,7 +34,7 @@ LossFunction = Callable[[Any, Any], torch.Tensor] | None
 
 
 def disagreement(
-    graph: Graph, model: nn.Module, inputs: Sequence[torch.Tensor], loss_fn: LossFunction
+    graph: Graph, modes: Modes, inputs: Sequence[torch.Tensor], loss_fn: LossFunction
 ) -> tuple[str | None, list[str]]:
     """What the graph computes otherwise than the model, or None, and notes.
 
@@ -45,37 +45,35 @@ def disagreement(
     """
     if any(e.tensor.device.type == "meta" for e in graph.state.values()):
         return None, []
-    modes = [(train, c) for train, c in ((True, graph.training), (False, graph.evaluation)) if c is not None]
-    forward_s = _seconds_of_forward(graph, model, inputs, modes[0][0])
+    captures = [(train, c) for train, c in ((True, graph.training), (False, graph.evaluation)) if c is not None]
+    forward_s = _seconds_of_forward(graph, modes, inputs, captures[0][0])
     if forward_s is None:
         return None, [TOO_SLOW]
     notes: list[str] = []
     steps = 2
-    if forward_s * COST * len(modes) * steps > MOST_SECONDS:
-        modes, steps = modes[:1], 1
+    if forward_s * COST * len(captures) * steps > MOST_SECONDS:
+        captures, steps = captures[:1], 1
         if forward_s * COST > MOST_SECONDS:
             return None, [TOO_SLOW]
         notes = ["the graph was compared with the model over one step in one mode only, to save time"]
-    for train_mode, capture in modes:
-        found = _Sides(graph, capture, model, loss_fn, train_mode).compare(inputs, steps)
+    for train_mode, capture in captures:
+        found = _Sides(graph, capture, modes, loss_fn, train_mode).compare(inputs, steps)
         if found is not None:
             return f"in {'training' if train_mode else 'evaluation'} mode, {found}", notes
     return None, notes
 
 
-def _seconds_of_forward(
-    graph: Graph, model: nn.Module, inputs: Sequence[torch.Tensor], train_mode: bool
-) -> float | None:
+def _seconds_of_forward(graph: Graph, modes: Modes, inputs: Sequence[torch.Tensor], train_mode: bool) -> float | None:
     """Of one microbatch; None when one row tells that a comparison would take too long."""
     if graph.microbatch_size > 1:
         row = [
             t if i.batch_dim is None else t.narrow(i.batch_dim, 0, 1) for t, i in zip(inputs, graph.inputs, strict=True)
         ]
         with contextlib.suppress(Exception):  # a model that needs several rows is timed on all of them
-            if _timed(graph, model, row, False) * graph.microbatch_size * COST > MOST_SECONDS:
+            if _timed(graph, modes, row, False) * graph.microbatch_size * COST > MOST_SECONDS:
                 return None
     try:
-        return _timed(graph, model, inputs, train_mode)
+        return _timed(graph, modes, inputs, train_mode)
     except Exception as error:
         rows = f"one microbatch of {graph.microbatch_size} rows"
         raise UsageError(
@@ -84,12 +82,12 @@ def _seconds_of_forward(
         ) from None
 
 
-def _timed(graph: Graph, model: nn.Module, inputs: Sequence[torch.Tensor], train_mode: bool) -> float:
+def _timed(graph: Graph, modes: Modes, inputs: Sequence[torch.Tensor], train_mode: bool) -> float:
     args, kwargs, *_ = decode(graph.call, [t.detach().clone() for t in inputs])
-    model.train(train_mode)
-    with unmarked(model, values=True):
+    modes.set(train_mode)
+    with unmarked(modes.model, values=True):
         start = time.perf_counter()
-        model(*args, **kwargs)
+        modes.model(*args, **kwargs)
         return time.perf_counter() - start
 
 
@@ -105,12 +103,11 @@ class _Step:
 class _Sides:
     """The model and one capture of it, run on the same data from the same state."""
 
-    def __init__(
-        self, graph: Graph, capture: Capture, model: nn.Module, loss_fn: LossFunction, train_mode: bool
-    ) -> None:
+    def __init__(self, graph: Graph, capture: Capture, modes: Modes, loss_fn: LossFunction, train_mode: bool) -> None:
         self.graph = graph
         self.capture = capture
-        self.model = model
+        self.modes = modes
+        self.model = modes.model
         self.loss_fn = loss_fn
         self.train_mode = train_mode
         (output,) = (n for n in capture.graph.nodes if n.op == "output")
@@ -139,7 +136,7 @@ class _Sides:
     def compare(self, inputs: Sequence[torch.Tensor], steps: int) -> str | None:
         """What differs, or None."""
         data = [[t.detach().clone() for t in inputs], [varied(t) for t in inputs]][:steps]
-        self.model.train(self.train_mode)
+        self.modes.set(self.train_mode)
         before = random_states()
         sides = []
         for run in (self.eager, self.captured):

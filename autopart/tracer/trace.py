@@ -21,9 +21,12 @@ from autopart.tracer.capture import Capturer
 from autopart.tracer.check import disagreement
 from autopart.tracer.colocation import colocated_sets
 from autopart.tracer.initialization import initialization_rules
+from autopart.tracer.modes import Modes
 from autopart.tracer.state import StateTable
+from autopart.tracer.surroundings import neutral_surroundings
 
 
+@neutral_surroundings()
 def trace(
     model: nn.Module,
     args: Any = (),
@@ -78,14 +81,17 @@ def trace(
         rows = microbatch_rows(batch, microbatches, global_batch)
         notes += batch.notes
         small = call.with_tensors(batch.resize(call.tensors, rows))
-        job = _Job(model, small, batch, rows, mode, loss_fn if training else None, dtype, notes)
+        modes = Modes(model)
+        if training:
+            notes += modes.sentences()
+        job = _Job(modes, small, batch, rows, mode, loss_fn if training else None, dtype, notes)
         graph = job.graph(deny_export=False)
         if not check:
             return graph
         for deny_export in (False, True):
             if deny_export:
                 graph = job.graph(deny_export=True)
-            found, more = disagreement(graph, model, small.tensors, job.loss_fn)
+            found, more = disagreement(graph, modes, small.tensors, job.loss_fn)
             if found is None:
                 return replace(graph, notes=(*graph.notes, *more))
         raise CaptureError(
@@ -98,7 +104,7 @@ def trace(
 class _Job:
     """What both captures of one trace have in common."""
 
-    model: nn.Module
+    modes: Modes
     call: Call
     batch: Batch
     rows: int
@@ -110,9 +116,10 @@ class _Job:
     def graph(self, deny_export: bool) -> Graph:
         """Capture both modes and put everything together."""
         training = self.mode == "training"
+        model = self.modes.model
         notes = list(self.notes)
-        state = StateTable.of(self.model)
-        capturer = Capturer(self.model, self.call, state, loss_fn=self.loss_fn, training=training, notes=notes)
+        state = StateTable.of(model)
+        capturer = Capturer(self.modes, self.call, state, loss_fn=self.loss_fn, training=training, notes=notes)
         capturer.deny_export = deny_export
         captures: dict[bool, Capture] = {}
         records: dict[bool, Recording] = {}
@@ -128,14 +135,14 @@ class _Job:
         record = records[training]
         if training:
             notes += align_outputs(captures[False].graph, records[False], captures[True].graph, record)
-        initialization, unknown = initialization_rules(self.model, state.entries)
+        initialization, unknown = initialization_rules(model, state.entries)
         primary = captures[training].graph
         placeholders = [n for n in primary.nodes if n.op == "placeholder"]
         specs = zip(placeholders, self.call.paths, self.call.tensors, self.batch.dims.values(), strict=True)
         values = [n.meta["val"] for n in output_of(primary)]
         dims = self.batch.output_dims(values, self.rows)
         return Graph(
-            name=type(self.model).__name__,
+            name=type(model).__name__,
             mode=self.mode,
             training=captures.get(True),
             evaluation=captures[False],
@@ -154,7 +161,7 @@ class _Job:
             dtype=self.dtype or main_dtype(state),
             notes=tuple(dict.fromkeys([*notes, *capturer.sentences(), *record.sentences(), *unknown])),
             initialization=initialization,
-            modules={path: type(module) for path, module in self.model.named_modules()},
+            modules={path: type(module) for path, module in model.named_modules()},
         )
 
 

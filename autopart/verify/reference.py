@@ -12,6 +12,8 @@ from torch import nn
 
 from autopart.errors import UsageError
 from autopart.runtime.structure import decode, encode, leaves, omitted
+from autopart.tracer.modes import Modes
+from autopart.tracer.surroundings import neutral_surroundings
 from autopart.verify.fixed_randomness import FixedRandomness
 from autopart.verify.worker import LEARNING_RATE, OPTIMIZERS
 
@@ -61,7 +63,8 @@ def run_reference(
         batches: Input name -> tensor of the whole batch.
     """
     fixed = FixedRandomness()
-    with _state_restored(model), fixed:
+    modes = Modes(model)
+    with neutral_surroundings(), _state_restored(model), fixed:
         if _floating(model) not in (None, pipeline.dtype):
             # As the tracer does; `model.to()` would make complex buffers real.
             model._apply(lambda t: t.to(pipeline.dtype) if t.is_floating_point() else t)
@@ -69,7 +72,7 @@ def run_reference(
             [p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=LEARNING_RATE
         )
         steps = []
-        model.train()
+        modes.set(True)
         for batch in batches if pipeline.loss is not None else ():
             model.zero_grad(set_to_none=True)
             losses, outputs = [], []
@@ -82,7 +85,7 @@ def run_reference(
             steps.append(Step(losses, outputs, _gradients(model), _buffers(model)))
             update.step()
         weights = {n: p.detach().clone() for n, p in model.named_parameters(remove_duplicate=False)}
-        model.eval()
+        modes.set(False)
         evaluation, structure = [], None
         with torch.no_grad():
             for args, kwargs, target in _calls(pipeline, batches[0], microbatches):
