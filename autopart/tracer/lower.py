@@ -199,6 +199,7 @@ class Lowering:
                 "grad_enabled": False,
                 "autocast": (),
                 "checkpoint": None,
+                "reassigns": True,
             }
         for value in values[:count]:
             if not isinstance(value, fx.Node):

@@ -22,6 +22,7 @@ from autopart.tracer.check import disagreement
 from autopart.tracer.colocation import colocated_sets
 from autopart.tracer.initialization import initialization_rules
 from autopart.tracer.modes import Modes
+from autopart.tracer.recomputation import refuse_repeated_changes
 from autopart.tracer.state import StateTable
 from autopart.tracer.surroundings import neutral_surroundings
 
@@ -126,6 +127,7 @@ class _Job:
         for train_mode in (True, False) if training else (False,):
             graph, records[train_mode] = capturer.capture(train_mode)
             stamp_requires_grad(graph, state.entries)
+            refuse_repeated_changes(graph, state.entries, type(model).__name__)
             captures[train_mode] = Capture(graph, colocated_sets(graph))
             for node in graph.nodes:
                 if node.op == "get_attr":
