@@ -110,23 +110,25 @@ def _fill_other_mode(program: Program) -> None:
 
 
 def _copy_returned_state(program: Program, stages: int) -> None:
-    """Let state that the model returns come from the stage that uses it, where that is one and not the last.
+    """Let state that the model returns, or a view of it, come from the stage that uses it, where that is not the last.
 
-    Training may change it there, and the copy that another stage holds would stay as it was: what a buffer's changes
-    touch is never cut, so one stage knows its value. It crosses as a copy, because the next microbatch changes the
+    Training may change it there, and the copy that another stage holds would stay as it was: what touches a buffer that
+    changes is never cut, so one stage knows its value. It crosses as a copy, because the next microbatch changes the
     buffer while this one's value is on its way.
     """
     users: dict[Value, set[int]] = {}
     for op in program.ops:
         for value in op.values():
-            if value.kind == "state":
-                users.setdefault(value, set()).add(op.stage)
+            users.setdefault(value, set()).add(op.stage)
+    memory = _memory(program)
     copies: dict[Value, Value] = {}
     for value in dict.fromkeys(program.outputs):
-        if len(users.get(value, ())) != 1 or stages - 1 in users[value]:
+        owner = memory.get(value, value)
+        holders = users.get(value, set()) if value.op is None else {value.op.stage}
+        if owner.kind != "state" or len(holders) != 1 or stages - 1 in holders:
             continue
-        copy = Op(f"{value.name}_returned", torch.ops.aten.clone.default, {"self": value}, "both", value.node)
-        copy.stage = min(users[value])
+        copy = Op(f"{value.name}_returned", torch.ops.aten.clone.default, {"self": value}, "both", owner.node)
+        copy.stage = min(holders)
         copy.results = [Value("result", copy.name, value.node, copy)]
         copies[value] = copy.results[0]
         program.ops.append(copy)
@@ -160,12 +162,13 @@ def reaches_loss(program: Program, loss: Value | None) -> set[Value]:
 
 
 def _memory(program: Program) -> dict[Value, Value]:
-    """View or in-place result -> the value whose memory it is."""
+    """View, in-place result or choice between modes -> the value whose memory it is."""
     owner: dict[Value, Value] = {}
     for op in program.ops:
         schema = getattr(op.target, "_schema", None)
         source = next(iter(op.values()), None)
-        if schema is not None and source is not None and any(r.alias_info is not None for r in schema.returns):
+        aliases = op.target == SELECT or any(r.alias_info is not None for r in getattr(schema, "returns", ()))
+        if aliases and source is not None:
             for value in op.results:
                 owner[value] = owner.get(source, source)
     return owner
