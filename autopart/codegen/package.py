@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -58,26 +61,59 @@ def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
         directory: Where to write; made anew, or a package of before whose files nobody has changed since.
 
     Raises:
-        UsageError: The plan is not for this graph, or the directory is not ours to overwrite.
+        UsageError: The plan is not for this graph, or the directory is not ours to overwrite or cannot be written.
         CaptureError: The plan cuts the model where evaluation mode cannot be cut.
     """
     target = Path(directory)
-    _check_target(target)
+    with _writing(target):
+        _check_target(target)
     files, tensors = package_files(graph, plan)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    with _writing(target), _new_folder(target.parent):
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+        try:
+            _write(folder, files)
+            if tensors is not None:
+                content = io.BytesIO()  # torch's own writer does not say why a file could not be written
+                torch.save(tensors, content)
+                (folder / "constants.pt").write_bytes(content.getbuffer())
+            shutil.copytree(
+                Path(autopart.runtime.__file__).parent, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__")
+            )
+            _format(folder)
+            _seal(folder)
+            _replace(folder, target)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    """What the system refuses, said of the folder that the user named."""
     try:
-        _write(folder, files)
-        if tensors is not None:
-            torch.save(tensors, folder / "constants.pt")
-        shutil.copytree(
-            Path(autopart.runtime.__file__).parent, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__")
-        )
-        _format(folder)
-        _seal(folder)
-        _replace(folder, target)
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        place = f" ({error.filename})" if error.filename and str(error.filename) != str(target) else ""
+        raise UsageError(
+            f"cannot write the package to {target}: {reason}{place}", "Choose another folder, or make room for it."
+        ) from error
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[None]:
+    """The folder, with those above it; if the block fails, the ones that were not there before go again."""
+    made: list[Path] = []
+    try:
+        for path in (*reversed(folder.parents), folder):
+            if not path.is_dir():
+                path.mkdir(exist_ok=True)
+                made.append(path)
+        yield
     except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
+        for path in reversed(made):
+            with suppress(OSError):
+                path.rmdir()
         raise
 
 
@@ -200,7 +236,12 @@ def _replace(folder: Path, target: Path) -> None:
     if target.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{target.name}.old.", dir=target.parent))
         target.rename(old / "package")
-        folder.rename(target)
-        shutil.rmtree(old)
+        try:
+            folder.rename(target)
+        except OSError:
+            (old / "package").rename(target)
+            raise
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
     else:
         folder.rename(target)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -74,3 +76,39 @@ def test_a_plan_for_another_graph_is_refused(planned: tuple[Graph, Plan], tmp_pa
     with pytest.raises(UsageError, match="made for another graph"):
         emit(other, plan, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(planned: tuple[Graph, Plan], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for place in (tmp_path / "file" / "out", Path("/proc/nowhere/out"), tmp_path / "a" / ("x" * 300)):
+        with pytest.raises(UsageError, match="cannot write the package to") as caught:
+            emit(*planned, place)
+        assert str(place) in caught.value.message and caught.value.exit_status == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("fails", ["write_text", "rename", "chmod"])
+@pytest.mark.parametrize("before", [False, True], ids=["new", "again"])
+def test_a_full_disk_leaves_what_was_there(
+    fails: str, before: bool, planned: tuple[Graph, Plan], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "new" / "out"
+    if before:
+        emit(*planned, target)
+    files = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    original = getattr(Path, fails)
+
+    def refuse(path: Path, *args: Any, **kwargs: Any) -> Any:
+        whole = path.parent == tmp_path / "new" and path != target  # only the new folder's own rename, not those around
+        if fails != "rename" or whole:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        return original(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, fails, refuse)
+    with pytest.raises(UsageError, match="No space left on device") as caught:
+        emit(*planned, target)
+    assert str(target) in caught.value.message
+    monkeypatch.undo()
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == files
+    assert [p.name for p in tmp_path.rglob("*") if p.name.startswith(".")] == []
+    assert target.exists() == before and (tmp_path / "new").exists() == before
