@@ -48,6 +48,9 @@ if __name__ == "__main__":
     main(PIPELINE)
 '''
 
+# Files of the runtime that only split tensors need; stages alone run without them.
+TENSOR_SPLITS = ("collectives.py", "shards.py", "split_operators.py")
+
 
 def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
     """Write the package of a plan.
@@ -77,7 +80,7 @@ def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
                 torch.save(tensors, content)
                 (folder / "constants.pt").write_bytes(content.getbuffer())
             shutil.copytree(
-                Path(autopart.runtime.__file__).parent, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__")
+                Path(autopart.runtime.__file__).parent, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__", *TENSOR_SPLITS)
             )
             _format(folder)
             _seal(folder)
