@@ -21,6 +21,7 @@ from autopart.graph import Graph, Mode
 from autopart.inputs import find_inputs
 from autopart.plan import Plan
 from autopart.profiler import profile
+from autopart.report.plan import format_plan
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver import solve
 from autopart.tracer import find_batch, trace
@@ -51,6 +52,9 @@ class Partition(Plan):
             emit(self.graph, self.plan, directory)
         object.__setattr__(self, "seconds", seconds)
         return Path(directory)
+
+    def __str__(self) -> str:
+        return format_plan(self)
 
     @property
     def plan(self) -> Plan:

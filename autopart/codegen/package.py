@@ -80,7 +80,9 @@ def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
                 torch.save(tensors, content)
                 (folder / "constants.pt").write_bytes(content.getbuffer())
             shutil.copytree(
-                Path(autopart.runtime.__file__).parent, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__", *TENSOR_SPLITS)
+                Path(autopart.runtime.__file__).parent,
+                folder / "runtime",
+                ignore=shutil.ignore_patterns("__pycache__", *TENSOR_SPLITS),
             )
             _format(folder)
             _seal(folder)
