@@ -19,6 +19,9 @@ from autopart.runtime.structure import Structure, UnknownStructureError, decode,
 # Stands for a call without a target, since None is a target too.
 NO_TARGET = object()
 
+# The name of the loss where nothing else is given.
+STAND_IN = "stand-in (sum over floating outputs of the mean of squares)"
+
 
 @dataclass(frozen=True)
 class Call:
@@ -254,7 +257,7 @@ def choose_loss(
             "the model returns no floating tensor that a loss could be made of",
             "Pass loss_fn, or plan with mode='inference'.",
         )
-    return len(flat), "stand-in (sum over floating outputs of the mean of squares)", stand_in_loss(floating)
+    return len(flat), STAND_IN, stand_in_loss(floating)
 
 
 def stand_in_loss(floating: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -16,7 +16,7 @@ from autopart.errors import CaptureError, UsageError
 from autopart.graph import Capture, Graph, InputSpec, Mode, OutputSpec
 from autopart.tracer.autograd import stamp_requires_grad
 from autopart.tracer.batch import Batch, batch_of, microbatch_rows
-from autopart.tracer.call import NO_TARGET, Call, Recording, read_call
+from autopart.tracer.call import NO_TARGET, STAND_IN, Call, Recording, read_call
 from autopart.tracer.capture import Capturer
 from autopart.tracer.check import disagreement
 from autopart.tracer.colocation import colocated_sets
@@ -136,6 +136,8 @@ class _Job:
             state.use_below(path)
         record = records[training]
         if training:
+            if record.loss_name == STAND_IN:
+                notes.append(f"neither loss_fn nor a loss of the model is given: trained on a {STAND_IN}")
             notes += align_outputs(captures[False].graph, records[False], captures[True].graph, record)
         initialization, unknown = initialization_rules(model, state.entries)
         primary = captures[training].graph
