@@ -58,7 +58,7 @@ def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
     """
     for key, entry in graph.state.items():
         if choice.state.get(key, R) != R and any(
-            _below(name, call.path) for name in entry.names for call in graph.opaque.values()
+            _below(name, call.path) for name in entry.names for call in graph.opaque.values() if call.kind == "module"
         ):
             raise AutopartError(f"{entry.name} is read by a module that is kept whole, and cannot be split")
     program = Program(graph.primary, t)
