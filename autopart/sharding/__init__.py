@@ -11,7 +11,7 @@ A choice is one strategy for each call node and one layout for each state entry.
 layout its producer gives (`strategy.outputs[i]`, or the held layout) to the one its reader takes
 (`strategy.inputs[edge.number]`, for the output node `R`), at the price `conversions(a, b, value, t, link,
 program.differentiable(edge))`. Readers that take a value in one layout share one conversion. Over an edge with
-`program.fixed(edge)` both layouts must be equal. `getitem` nodes have no strategy: they are results of their producer
+`program.fixed(edge)` both layouts must be equal, and nothing becomes owned that is not (`convertible(a, b)`). `getitem` nodes have no strategy: they are results of their producer
 (`producer_of`).
 
     choice = Choice(state={"t0": S(0, 64)}, strategies={node.name: strategy, ...})
@@ -23,7 +23,7 @@ program.differentiable(edge))`. Readers that take a value in one layout share on
 from autopart.sharding.choice import Choice, choose, following, random_choice, replicated_choice
 from autopart.sharding.conversions import Conversion, Price, conversion, conversions
 from autopart.sharding.describe import Sent, collectives_of, describe, word
-from autopart.sharding.layouts import R_STAR, Layout, P, R, S, Split, local_shape, shards
+from autopart.sharding.layouts import R_STAR, Layout, Owned, P, R, S, Split, convertible, local_shape, shards
 from autopart.sharding.operation import Operation, Strategy
 from autopart.sharding.program import Edge, Program, is_getitem, layout_of, producer_of, results_of
 from autopart.sharding.rewrite import LocalGraph, rewrite
@@ -36,6 +36,7 @@ __all__ = [
     "Layout",
     "LocalGraph",
     "Operation",
+    "Owned",
     "P",
     "Price",
     "Program",
@@ -48,6 +49,7 @@ __all__ = [
     "collectives_of",
     "conversion",
     "conversions",
+    "convertible",
     "describe",
     "following",
     "is_getitem",

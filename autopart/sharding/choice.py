@@ -110,11 +110,10 @@ def random_choice(program: Program, generator: random.Random, used: Counter[tupl
 
 
 def following(program: Program, state: Mapping[str, Layout], wanted: Mapping[str, Strategy] | None = None) -> Choice:
-    """What follows from the layouts of the model's tensors: each operator, in order, runs where it makes the least
-    move.
+    """What follows from the layouts of the model's tensors: each operator, in order, runs where least is sent.
 
-    Among strategies that move equally little, the one that changes and splits least. Summands
-    are summed where they are first read. Not the best choice: it does not look ahead.
+    Among strategies that send equally little, the one that changes and splits least. Summands are summed where they are
+    first read. Not the best choice: it does not look ahead.
 
     Args:
         wanted: Name of a call node -> strategy to take instead, where it is legal.
