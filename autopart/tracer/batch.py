@@ -18,6 +18,7 @@ from autopart.runtime.structure import decode, encode, omitted
 from autopart.tracer.caches import caches_emptied
 from autopart.tracer.call import Call, read_call
 from autopart.tracer.compare import largest
+from autopart.tracer.kept_parameters import kept_parameters
 from autopart.tracer.quiet import quiet
 from autopart.tracer.snapshot import unmarked
 from autopart.tracer.surroundings import neutral_surroundings
@@ -233,6 +234,7 @@ class _Trials:
         tensors = [*model.parameters(), *model.buffers()]
         self.on_meta = any(t.device.type == "meta" for t in tensors)
         self.failure = ""
+        self.inputs_on_meta = any(t.device.type == "meta" for t in call.tensors)
         self.example: list[tuple[int, ...]] = []
         self.with_values = False
         try:
@@ -267,7 +269,7 @@ class _Trials:
         flags = {m: m.training for m in self.model.modules()}
         self.model.eval()
         try:
-            with torch.enable_grad(), unmarked(self.model, values=True):
+            with torch.enable_grad(), unmarked(self.model, values=True), kept_parameters(self.model):
                 result = torch.func.functional_call(self.model, dict(state or {}), args, kwargs)
         finally:
             for module, flag in flags.items():
@@ -310,7 +312,7 @@ class _Trials:
     def rows_are_independent(self, dims: Dims, outputs: Dims) -> bool:
         """Whether each of two rows gives alone what it gives beside the other; True where there are no values."""
         rows = next(t.shape[d] for t, d in zip(self.call.tensors, dims, strict=True) if d is not None)
-        if self.on_meta or rows < 2:
+        if self.on_meta or self.inputs_on_meta or rows < 2:
             return True
         try:
             start = time.perf_counter()

@@ -21,6 +21,7 @@ from autopart.tracer.blame import reason_of
 from autopart.tracer.call import Recording, choose_loss
 from autopart.tracer.compare import NOISE, close, largest
 from autopart.tracer.interpreter import run_capture
+from autopart.tracer.kept_parameters import kept_parameters
 from autopart.tracer.modes import Modes
 from autopart.tracer.snapshot import random_states, same_random_state, set_random_states, unmarked
 
@@ -38,12 +39,12 @@ def disagreement(
 ) -> tuple[str | None, list[str]]:
     """What the graph computes otherwise than the model, or None, and notes.
 
-    The model, its buffers and all random states are left as they were. Nothing is checked on `meta`.
+    The model, its state and all random states are left as they were. Nothing is checked on `meta`.
 
     Raises:
         UsageError: The model fails on one microbatch.
     """
-    if any(e.tensor.device.type == "meta" for e in graph.state.values()):
+    if any(t.device.type == "meta" for t in [*inputs, *(e.tensor for e in graph.state.values())]):
         return None, []
     captures = [(train, c) for train, c in ((True, graph.training), (False, graph.evaluation)) if c is not None]
     forward_s = _seconds_of_forward(graph, modes, inputs, captures[0][0])
@@ -85,7 +86,7 @@ def _seconds_of_forward(graph: Graph, modes: Modes, inputs: Sequence[torch.Tenso
 def _timed(graph: Graph, modes: Modes, inputs: Sequence[torch.Tensor], train_mode: bool) -> float:
     args, kwargs, *_ = decode(graph.call, [t.detach().clone() for t in inputs])
     modes.set(train_mode)
-    with unmarked(modes.model, values=True):
+    with unmarked(modes.model, values=True), kept_parameters(modes.model):
         start = time.perf_counter()
         modes.model(*args, **kwargs)
         return time.perf_counter() - start
@@ -140,19 +141,22 @@ class _Sides:
         before = random_states()
         sides = []
         for run in (self.eager, self.captured):
-            with unmarked(self.model, values=True):
+            with unmarked(self.model, values=True), kept_parameters(self.model) as kept:
                 set_random_states(before)
                 done = [self._step(run, [t.clone() for t in tensors]) for tensors in data]
                 buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
-                sides.append((done, buffers, random_states()))
-        (wanted, wanted_buffers, wanted_random), (got, got_buffers, got_random) = sides
-        for number, (one, other) in enumerate(zip(wanted, got, strict=True), 1):
-            found = self._difference(one, other)
+                sides.append((done, buffers | kept.changed(), random_states()))
+        (wanted, wanted_state, wanted_random), (got, got_state, got_random) = sides
+        for number, (step, other_step) in enumerate(zip(wanted, got, strict=True), 1):
+            found = self._difference(step, other_step)
             if found is not None:
                 return f"step {number}: {found}"
-        for name, value in wanted_buffers.items():
-            if not close(value, got_buffers[name], coarse=self.coarse):
-                return f"the buffer {name!r} is another after {steps} steps"
+        unchanged = dict(self.model.named_parameters())
+        for name in wanted_state | got_state:
+            one, other = (side[name] if name in side else unchanged[name] for side in (wanted_state, got_state))
+            if not close(one, other, coarse=self.coarse):
+                kind = "parameter" if name in unchanged else "buffer"
+                return f"the {kind} {name!r} is another after {steps} steps"
         for name in wanted_random:
             if not same_random_state(wanted_random[name], got_random[name]):
                 return f"the state of {name}'s random generator is another after {steps} steps"

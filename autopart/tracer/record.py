@@ -13,6 +13,7 @@ from autopart.runtime.structure import decode
 from autopart.tracer.blame import reason_of
 from autopart.tracer.call import Call
 from autopart.tracer.errors import Uncapturable
+from autopart.tracer.kept_parameters import kept_parameters
 from autopart.tracer.opaque import Arguments, OpaqueModule
 from autopart.tracer.snapshot import unmarked
 
@@ -45,7 +46,7 @@ def record_opaque_calls(model: nn.Module, call: Call, opaque: Mapping[str, Opaqu
         handles.append(kept.module.register_forward_hook(after, with_kwargs=True))
     # Hooks made here go back out with the attributes that `unmarked` restores; the handles are removed before that.
     try:
-        with unmarked(model, values=True), torch.enable_grad():
+        with unmarked(model, values=True), kept_parameters(model), torch.enable_grad():
             args, kwargs, *_ = decode(call.structure, [t.detach().clone() for t in call.tensors])
             model(*args, **kwargs)
     except Uncapturable:

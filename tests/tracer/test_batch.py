@@ -140,3 +140,13 @@ def test_wrong_example_inputs_are_named(args: Any, kwargs: Any, words: str) -> N
         call = tuple(a.to(device) if isinstance(a, torch.Tensor) else a for a in args)
         with pytest.raises(UsageError, match=words):
             trace(model, call, kwargs)
+
+
+def test_inputs_without_values_that_are_given_back_are_no_values_to_compare() -> None:
+    class Passes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x, x * 2
+
+    graph = trace(Passes(), (torch.empty(4, 8, device="meta"),))
+    assert [i.batch_dim for i in graph.inputs] == [0]
+    assert [o.batch_dim for o in graph.outputs] == [0, 0, None]
