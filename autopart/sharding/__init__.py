@@ -11,8 +11,9 @@ A choice is one strategy for each call node and one layout for each state entry.
 layout its producer gives (`strategy.outputs[i]`, or the held layout) to the one its reader takes
 (`strategy.inputs[edge.number]`, for the output node `R`), at the price `conversions(a, b, value, t, link,
 program.differentiable(edge))`. Readers that take a value in one layout share one conversion. Over an edge with
-`program.fixed(edge)` both layouts must be equal, and nothing becomes owned that is not (`convertible(a, b)`). `getitem` nodes have no strategy: they are results of their producer
-(`producer_of`).
+`program.fixed(edge)` both layouts must be equal, and nothing becomes owned that is not (`convertible(a, b)`). `getitem`
+nodes have no strategy: they are results of their producer (`producer_of`). State below a module that is kept whole
+(`graph.opaque`) stays replicated.
 
     choice = Choice(state={"t0": S(0, 64)}, strategies={node.name: strategy, ...})
     local = rewrite(graph, choice, t)        # a LocalGraph: a Graph with local shapes and explicit collectives
