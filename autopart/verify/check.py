@@ -18,10 +18,11 @@ from autopart.errors import UsageError, VerificationError
 from autopart.tracer import trace
 from autopart.verify.comparison import TOLERANCES, Comparison
 from autopart.verify.data import make_batches
+from autopart.verify.folder import opened
 from autopart.verify.launch import with_torchrun
 from autopart.verify.reference import LossFunction, Reference, run_reference
 from autopart.verify.report import KINDS, VerifyReport
-from autopart.verify.worker import OPTIMIZERS, imported
+from autopart.verify.worker import OPTIMIZERS
 
 Place = tuple[int, str]
 Launch = Callable[[Path, int, float], list[dict[str, Any]]]
@@ -71,6 +72,7 @@ def verify(
 
     Raises:
         UsageError: An argument does not fit the package.
+        InputFileError: A file of the package is missing or does not run.
     """
     start = time.perf_counter()
     if optimizer not in OPTIMIZERS:
@@ -81,8 +83,7 @@ def verify(
         folder = _folder(package, Path(work))
         if dtype is not None:
             folder = _in_dtype(package, dtype, Path(work), model, args, kwargs, target, loss_fn) or folder
-        with imported(str(folder)) as module:
-            pipeline = module.PIPELINE
+        with opened(folder) as pipeline:
             schedule = schedule or pipeline.schedule
             processes = _processes(pipeline, schedule, processes)
             batch = {"args": _as_tuple(args), "kwargs": dict(kwargs or {}), "target": target}

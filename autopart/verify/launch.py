@@ -36,7 +36,11 @@ def with_torchrun(job_file: Path, processes: int, timeout_s: float) -> list[dict
     if process.returncode:
         said = [line for line in errors.splitlines() if line.startswith("autopart:")]
         raise VerificationError("the package failed: " + (said or errors.splitlines()[-1:] or ["no message"])[0])
-    return [torch.load(job_file.with_name(f"results-{rank}.pt"), weights_only=True) for rank in range(processes)]
+    files = [job_file.with_name(f"results-{rank}.pt") for rank in range(processes)]
+    for rank, file in enumerate(files):
+        if not file.is_file():
+            raise VerificationError(f"the package failed: process {rank} ended without a result")
+    return [torch.load(file, weights_only=True) for file in files]
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

@@ -115,10 +115,11 @@ def main(job_file: str) -> None:
         with joined(job["timeout_s"]) as process:
             try:
                 results = execute(job, process)
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 process.blame(error)
                 sys.excepthook = lambda *_: None
-                raise
+                # A package that exits, with whatever status, has not run.
+                raise SystemExit(1) from error
             torch.save(results, Path(job_file).with_name(f"results-{process.number}.pt"))
 
 
