@@ -33,6 +33,7 @@ from autopart.errors import (
 )
 
 if TYPE_CHECKING:
+    from autopart.api import Partition
     from autopart.model_spec import LoadedModel
     from autopart.plan import Plan
 
@@ -44,6 +45,8 @@ CODES: dict[type[AutopartError], str] = {
     CaptureError: "capture",
     InputFileError: "input_file",
 }
+# Models up to this size are built with real weights where their package needs values that only these have.
+MOST_REAL_WEIGHTS_BYTES = 4 << 30
 INTERNAL_STATUS, INTERRUPTED_STATUS, TERMINATED_STATUS = 1, 130, 143
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "token_normalize_func": lambda token: token.replace("_", "-")}
@@ -111,23 +114,22 @@ def partition_command(
         cluster = Cluster.parse(gpus)
         loaded = _load(model)
         _say(f"Planning for {cluster}: at most {time_limit:g} s in the solver.")
-        plan = partition(
-            loaded.model,
-            cluster,
-            example_inputs=loaded.args,
-            example_kwargs=loaded.kwargs,
-            mode=mode,  # type: ignore[arg-type]  # checked there
-            stages=stage_count,
-            schedule=schedule,
-            microbatches=microbatch_count,
-            global_batch=global_batch,
-            optimizer=optimizer,
-            dtype=dtype,
-            granularity=granularity,
-            threshold=threshold,
-            time_limit_s=time_limit,
-            name=model,
-        )
+        options: dict[str, Any] = {
+            "mode": mode,
+            "stages": stage_count,
+            "schedule": schedule,
+            "microbatches": microbatch_count,
+            "global_batch": global_batch,
+            "optimizer": optimizer,
+            "dtype": dtype,
+            "granularity": granularity,
+            "threshold": threshold,
+            "time_limit_s": time_limit,
+            "name": model,
+        }
+        plan = partition(loaded.model, cluster, example_inputs=loaded.args, example_kwargs=loaded.kwargs, **options)
+        if out is not None and (real := _with_values(loaded, plan)) is not None:
+            plan = partition(real.model, cluster, example_inputs=real.args, example_kwargs=real.kwargs, **options)
         if out is not None:
             plan.emit(out)
             _say(f"Wrote {out}. Run it: torchrun --nproc-per-node {len(_processes(plan))} {out / 'train.py'}")
@@ -231,6 +233,21 @@ def _load(spec: str, meta: bool = True) -> LoadedModel:
     for note in loaded.notes:
         _say(f"Note: {note}")
     return loaded
+
+
+def _with_values(loaded: LoadedModel, plan: Partition) -> LoadedModel | None:
+    """The model with real weights, where a package needs values of it that the meta device does not have."""
+    unknown = [plan.graph.state[key].name for key, rule in plan.graph.initialization.items() if rule[0] == "unknown"]
+    if not unknown:
+        return None
+    more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
+    missing = f"the buffer {unknown[0]!r}{more} has no values on the meta device"
+    if sum(p.numel() * p.element_size() for p in loaded.model.parameters()) > MOST_REAL_WEIGHTS_BYTES:
+        _say(f"Note: {missing}, and the model is too large to be built here with real weights: the package cannot run.")
+        _say("Build the model with real weights in Python, and pass it to autopart.partition().")
+        return None
+    _say(f"Note: {missing}: the model is built with real weights and planned anew.")
+    return _load(loaded.spec, meta=False)
 
 
 def _original(plan: Plan, spec: str | None) -> LoadedModel:

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autopart import api
+from autopart import api, cli
 from autopart.cli import main
 
 GPT = "zoo:gpt?vocabulary=64&context=16&width=32&heads=2&layers=4&batch=8&seq=8"
@@ -48,6 +48,18 @@ def speaks():
 
 def exits():
     raise SystemExit(0)
+
+class Reordered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.register_buffer("order", torch.randperm(4), persistent=False)
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x))[:, self.order])
+
+def reordered():
+    return Reordered(), (torch.zeros(8, 4),), {}
 """
 
 
@@ -165,6 +177,20 @@ def test_a_package_is_verified_and_one_that_was_changed_fails(
     assert "NOT equal" in capsys.readouterr().out
     assert main(["verify", str(package), "--processes", "1", "--model", "zoo:gpt?layers=1&width=32&heads=2"]) == 2
     assert "another model" in capsys.readouterr().err
+
+
+def test_buffers_that_only_real_models_have_reach_the_package(
+    user_file: str, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = ["partition", f"{user_file}:reordered", "--gpus", "2xCPU", "--stages", "2", "--time-limit", "5"]
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    assert "'order'" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path / "out"), "--processes", "1"]) == 0, capsys.readouterr()
+    monkeypatch.setattr(cli, "MOST_REAL_WEIGHTS_BYTES", 0)
+    capsys.readouterr()
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().err
+    assert "'order'" in said and "cannot run" in said and "autopart.partition()" in said
 
 
 def test_a_verification_that_is_ended_leaves_no_process(package: Path) -> None:
