@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,9 +19,10 @@ from autopart.runtime.structure import decode, encode, omitted
 from autopart.tracer.caches import caches_emptied
 from autopart.tracer.call import Call, read_call
 from autopart.tracer.compare import largest
+from autopart.tracer.errors import ModelFailsError
 from autopart.tracer.kept_parameters import kept_parameters
 from autopart.tracer.quiet import quiet
-from autopart.tracer.snapshot import unmarked
+from autopart.tracer.snapshot import random_states, same_random_state, set_random_states, unmarked
 from autopart.tracer.surroundings import neutral_surroundings
 
 Dims = tuple[int | None, ...]
@@ -33,6 +35,8 @@ ROW_TOLERANCE = 1e-3
 READS_VALUES = ("meta tensor", "data-dependent", "_local_scalar_dense")
 # A model whose row takes longer is judged by its shapes alone.
 SLOW_ROW_S = 0.5
+# Runs with other random numbers that tell which outputs depend on them.
+OTHER_DRAWS = 4
 
 
 @dataclass(frozen=True)
@@ -189,7 +193,12 @@ def _candidates(
 
     seen: set[Dims] = set()
     for number, size in enumerate(sizes):
-        usual = assignment(lambda i, shape, size=size: 0 if shape and shape[0] == size else None)
+        # A target is not seen by the model's run, so it is cut wherever it has as many rows.
+        usual = assignment(
+            lambda i, shape, size=size: next(
+                (d for d, n in enumerate(shape) if n == size and (d == 0 or i not in model_tensors)), None
+            )
+        )
         options = [
             [fixed[i]] if i in fixed else [*(d for d, n in enumerate(shape) if n == size), None]
             for i, shape in enumerate(shapes)
@@ -237,6 +246,7 @@ class _Trials:
         self.inputs_on_meta = any(t.device.type == "meta" for t in call.tensors)
         self.example: list[tuple[int, ...]] = []
         self.with_values = False
+        self.draws = False
         try:
             self.example = self._shapes(call.tensors)
         except UsageError:
@@ -256,7 +266,7 @@ class _Trials:
             if self.on_meta and any(word in str(failure) for word in READS_VALUES):
                 self.failure = f"the model cannot be run without values ({_first_line(failure)})"
                 return
-            raise UsageError(
+            raise ModelFailsError(
                 f"{type(self.model).__name__} fails on the example inputs: {_first_line(failure)}",
                 "Pass example inputs with which model(*example_inputs, **example_kwargs) runs.",
             ) from None
@@ -270,7 +280,9 @@ class _Trials:
         self.model.eval()
         try:
             with torch.enable_grad(), unmarked(self.model, values=True), kept_parameters(self.model):
+                before = random_states()
                 result = torch.func.functional_call(self.model, dict(state or {}), args, kwargs)
+                self.draws = self.draws or not same_random_state(list(before.values()), list(random_states().values()))
         finally:
             for module, flag in flags.items():
                 module.training = flag
@@ -309,6 +321,16 @@ class _Trials:
         unjoined = any(d is None and len(s) > 0 for d, s in zip(found, self.example, strict=True))
         return None if unjoined and all(d is None for d in found) else tuple(found)
 
+    def _drawn(self, tensors: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
+        """Outputs with other random numbers."""
+        states = random_states()
+        torch.manual_seed(seed)
+        random.seed(seed)
+        try:
+            return self._outputs(tensors)
+        finally:
+            set_random_states(states)
+
     def rows_are_independent(self, dims: Dims, outputs: Dims) -> bool:
         """Whether each of two rows gives alone what it gives beside the other; True where there are no values."""
         rows = next(t.shape[d] for t, d in zip(self.call.tensors, dims, strict=True) if d is not None)
@@ -320,21 +342,26 @@ class _Trials:
             if time.perf_counter() - start > SLOW_ROW_S:
                 return True
             pair = resize(self.call.tensors, dims, 2)
+            together = self._outputs(pair)
+        except Exception:
+            return True
+        try:
             alone.append(
                 self._outputs([t if d is None else t.narrow(d, 1, 1) for t, d in zip(pair, dims, strict=True)])
             )
-            together, again = self._outputs(pair), self._outputs(pair)
+            others = [self._drawn(pair, seed) for seed in range(OTHER_DRAWS)] if self.draws else []
         except Exception:
-            return True
+            return False
         if any(isinstance(t, FakeTensor) for t in together):
             raise CaptureError(
                 f"{type(self.model).__name__} keeps tensors of one run for the next outside its modules",
                 "Keep them in buffers, or make them anew in each forward.",
             )
         for row, single in enumerate(alone):
-            for dim, two, same, one in zip(outputs, together, again, single, strict=True):
-                # What differs between two equal runs is random, and cannot be compared.
-                if dim is None or not two.is_floating_point() or not torch.equal(two, same):
+            for index, (dim, two, one) in enumerate(zip(outputs, together, single, strict=True)):
+                # What depends on random numbers cannot be compared.
+                drawn = any(not torch.equal(two, other[index]) for other in others)
+                if dim is None or not two.is_floating_point() or drawn:
                     continue
                 wanted, got = two.detach().narrow(dim, row, 1), one.detach()
                 if wanted.numel() and float((wanted - got).abs().max()) > ROW_TOLERANCE * max(largest([wanted]), 1e-6):
