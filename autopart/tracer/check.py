@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from autopart.errors import UsageError
 from autopart.graph import Capture, Graph, OutputSpec
 from autopart.runtime.structure import decode, encode, omitted
 from autopart.tracer.blame import reason_of
 from autopart.tracer.call import Recording, choose_loss
 from autopart.tracer.compare import NOISE, close, largest
+from autopart.tracer.errors import ModelFailsError
 from autopart.tracer.interpreter import run_capture
 from autopart.tracer.kept_parameters import kept_parameters
 from autopart.tracer.modes import Modes
@@ -77,7 +77,7 @@ def _seconds_of_forward(graph: Graph, modes: Modes, inputs: Sequence[torch.Tenso
         return _timed(graph, modes, inputs, train_mode)
     except Exception as error:
         rows = f"one microbatch of {graph.microbatch_size} rows"
-        raise UsageError(
+        raise ModelFailsError(
             f"{graph.name} fails on {rows}: {reason_of(error)}",
             "Check that the model runs on the example; if it does, use fewer microbatches or more rows.",
         ) from None

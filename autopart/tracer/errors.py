@@ -1,6 +1,12 @@
-"""What a failed attempt to capture tells the next one."""
+"""Failures inside the tracer: what an attempt to capture tells the next one, and what is the model's own."""
 
 from __future__ import annotations
+
+from autopart.errors import UsageError
+
+
+class ModelFailsError(UsageError):
+    """The model itself fails when it is run on the example."""
 
 
 class Uncapturable(Exception):

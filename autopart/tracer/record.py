@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopart.errors import UsageError
 from autopart.runtime.structure import decode
 from autopart.tracer.blame import reason_of
 from autopart.tracer.call import Call
-from autopart.tracer.errors import Uncapturable
+from autopart.tracer.errors import ModelFailsError, Uncapturable
 from autopart.tracer.kept_parameters import kept_parameters
 from autopart.tracer.opaque import Arguments, OpaqueModule
 from autopart.tracer.snapshot import unmarked
@@ -54,7 +53,7 @@ def record_opaque_calls(model: nn.Module, call: Call, opaque: Mapping[str, Opaqu
     except Exception as error:
         if all(p.device.type != "meta" for p in model.parameters()):
             mode = "training" if model.training else "evaluation"
-            raise UsageError(
+            raise ModelFailsError(
                 f"{type(model).__name__} fails on one microbatch in {mode} mode: {reason_of(error)}",
                 "Check that the model runs on the example; if it does, use fewer microbatches or more rows.",
             ) from None

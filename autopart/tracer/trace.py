@@ -20,6 +20,7 @@ from autopart.tracer.call import NO_TARGET, STAND_IN, Call, Recording, read_call
 from autopart.tracer.capture import Capturer
 from autopart.tracer.check import disagreement
 from autopart.tracer.colocation import colocated_sets
+from autopart.tracer.errors import ModelFailsError
 from autopart.tracer.initialization import initialization_rules
 from autopart.tracer.modes import Modes
 from autopart.tracer.recomputation import refuse_repeated_changes
@@ -74,7 +75,7 @@ def trace(
     if dtype is not None:
         model = in_dtype(model, dtype)
     wanted = target if training and loss_fn is not None else NO_TARGET
-    with leaving_model_as_it_was(model, notes):
+    with leaving_model_as_it_was(model, notes), blaming_dtype(dtype):
         call = read_call(model, args, kwargs or {}, wanted)
         if dtype is not None:
             call = call.with_tensors([t.to(dtype) if t.is_floating_point() else t for t in call.tensors])
@@ -194,6 +195,21 @@ def output_of(graph: fx.Graph) -> list[fx.Node]:
     """The nodes that the graph gives back."""
     (node,) = (n for n in graph.nodes if n.op == "output")
     return list(node.args[0])  # type: ignore[arg-type]
+
+
+@contextmanager
+def blaming_dtype(dtype: torch.dtype | None) -> Iterator[None]:
+    """A model that fails when it was converted is likely to fail because of that."""
+    try:
+        yield
+    except ModelFailsError as error:
+        if dtype is None:
+            raise
+        raise ModelFailsError(
+            error.message,
+            f"It was converted to {dtype}, as dtype asks. Leave dtype out where the model converts values itself, or "
+            f"check that model.to({dtype}) runs on the example.",
+        ) from None
 
 
 def main_dtype(state: StateTable) -> torch.dtype:

@@ -150,3 +150,48 @@ def test_inputs_without_values_that_are_given_back_are_no_values_to_compare() ->
     graph = trace(Passes(), (torch.empty(4, 8, device="meta"),))
     assert [i.batch_dim for i in graph.inputs] == [0]
     assert [o.batch_dim for o in graph.outputs] == [0, 0, None]
+
+
+def test_a_model_that_fails_in_another_dtype_is_told_about_the_dtype() -> None:
+    class Halves(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4).half()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x).half())
+
+    with pytest.raises(UsageError, match=r"torch\.float64, as dtype asks") as error:
+        trace(Halves(), (torch.ones(4, 4),), dtype=torch.float64, microbatches=2)
+    assert error.value.exit_status == 2 and "fewer microbatches" not in str(error.value)
+
+
+def test_outputs_that_are_drawn_at_random_have_rows_too() -> None:
+    class Sampled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            mean = self.a(x)
+            return mean + torch.randn_like(mean), mean * (torch.rand(len(x), 1) < 0.8)
+
+    model = Sampled()
+    state = torch.random.get_rng_state()
+    batch = find_batch(model, (torch.ones(8, 4).cumsum(1),))
+    assert batch.dims == {"args[0]": 0} and batch.outputs == (0, 0)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_offsets_into_another_input_are_not_cut() -> None:
+    class Bags(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = nn.EmbeddingBag(10, 4)
+
+        def forward(self, x: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+            return self.bags(x, offsets)
+
+    args = (torch.arange(12) % 10, torch.tensor([0, 3, 6, 9]))
+    with pytest.raises(UsageError, match="no input has a batch dimension"):
+        trace(Bags(), args, microbatches=2)
