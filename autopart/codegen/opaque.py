@@ -8,12 +8,9 @@ written down as data, child by child, so that loading a package runs nothing but
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import json
-import site
 import sys
-import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +18,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from autopart.codegen.names import identifier, is_identifier, unique
+from autopart.codegen.names import is_identifier, unique
 from autopart.codegen.program import Op
+from autopart.codegen.user_code import UserCode, is_installed
 from autopart.errors import CaptureError
 from autopart.graph import Graph, OpaqueCall
 
@@ -89,14 +87,14 @@ class OpaqueCalls:
     """Writes opaque calls and collects what a package must hold for them.
 
     Attributes:
-        sources: File in `user_code/` -> the user's file it is a copy of.
+        user_code: The user's files that are copied into `user_code/`.
         libraries: Installed packages that code is imported from.
         modules: Path -> description of an opaque module, for `opaque.json`.
     """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.sources: dict[str, Path] = {}
+        self.user_code = UserCode()
         self.modules: dict[str, Any] = {}
         self.libraries: set[str] = set()
         self._imports: dict[str, str] = {}
@@ -187,7 +185,7 @@ class OpaqueCalls:
                 f"{where}: {name or type(subject).__name__} cannot be imported by name, so no package can use it",
                 "Define it at the top level of a file.",
             )
-        if module != "__main__" and all(is_identifier(part) for part in module.split(".")) and _is_installed(module):
+        if module != "__main__" and all(is_identifier(part) for part in module.split(".")) and is_installed(module):
             root = module.partition(".")[0]
             self.libraries |= {root} - set(sys.stdlib_module_names) - {"torch"}
             return module, name
@@ -197,12 +195,8 @@ class OpaqueCalls:
             source = None
         if source is None or not Path(source).is_file():
             raise CaptureError(f"{where}: the source of {name} is not in a file", "Put it into a file.")
-        path = Path(source).resolve()
-        for known, other in self.sources.items():
-            if other == path:
-                return f"user_code.{known}", name
-        file = unique(identifier(path.stem, "code"), set(self.sources))
-        self.sources[file] = path
+        file = self.user_code.add(Path(source).resolve())
+        self.libraries |= self.user_code.libraries
         return f"user_code.{file}", name
 
     def _describe(self, module: nn.Module, path: str) -> dict[str, Any]:
@@ -276,27 +270,6 @@ def _is_plain(result: Mapping[str, Any]) -> bool:
         return True
     items = result.get("tuple", result.get("list"))
     return items is not None and all(item == {"tensor": i} for i, item in enumerate(items))
-
-
-def _is_installed(module: str) -> bool:
-    """Whether the module comes with Python or was installed, so that it is there where the package runs."""
-    root = module.partition(".")[0]
-    if root in sys.stdlib_module_names or root in sys.builtin_module_names:
-        return True
-    try:
-        spec = importlib.util.find_spec(root)
-    except (ImportError, ValueError):
-        return False
-    origin = spec.origin if spec is not None else None
-    if origin is None:
-        return False
-    places = [
-        *site.getsitepackages(),
-        site.getusersitepackages(),
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-    ]
-    return any(Path(place).resolve() in Path(origin).resolve().parents for place in places)
 
 
 def _where(call: OpaqueCall) -> str:

@@ -165,8 +165,8 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, t
         files["constants.py"] = CONSTANTS_MODULE
     if opaque.modules:
         files |= {"opaque.py": OPAQUE_MODULE, "opaque.json": opaque.description()}
-    for name, source in opaque.sources.items():
-        files[f"user_code/{name}.py"] = source.read_text(encoding="utf-8")
+    for name in opaque.user_code.sources:
+        files[f"user_code/{name}.py"] = opaque.user_code.text(name)
     files["plan.json"] = plan.to_json()
     files["README.md"] = readme(graph, plan, registrations("\n".join(files.values())), opaque)
     files["ruff.toml"] = f"line-length = {LINE_LENGTH}\n"

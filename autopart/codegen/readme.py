@@ -50,7 +50,7 @@ def readme(graph: Graph, plan: Plan, libraries: list[str], opaque: OpaqueCalls) 
         "`stage_K.py` holds the model code of stage K and `blocks.py` what several stages share; module and parameter "
         "names are the original's. `pipeline.py` says what crosses between stages and where each weight lives.",
     ]
-    if opaque.sources:
+    if opaque.user_code.sources:
         lines += ["", "`user_code/` holds copies of the user's own files: parts of the model that run as they are."]
     notes = list(dict.fromkeys([*graph.notes, *plan.notes]))
     if notes:
