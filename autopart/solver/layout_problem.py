@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -183,6 +183,7 @@ class LayoutProblem:
         self._optimizer_states = OPTIMIZER_STATES[optimizer]
         self._allow = allow
         self._prices: dict[Hashable, Price] = {}
+        self._keeping: dict[tuple[int, int], int | None] = {}
         classes = _tied(graph, self.program) if tie else [(node,) for node in self._decided()]
         self.site_of = {node: i for i, nodes in enumerate(classes) for node in nodes}
         self.sites = tuple(
@@ -214,22 +215,21 @@ class LayoutProblem:
         names = {node.name: node for node in self.program.capture.graph.nodes}
         total: dict[tuple[tuple[int, int | None], ...], int] = defaultdict(int)
         for storage in self.costs.saved:
-            owner = names[storage.owner]
-            group = self.program.aliases.group(owner)
-            savers = {s for name in storage.savers for s in self._keeps(names[name], owner, group)}
-            total[tuple(sorted(savers, key=str))] += storage.bytes * self.in_flight
+            owner, _ = producer_of(names[storage.owner])
+            savers = [producer_of(names[name])[0] for name in storage.savers]
+            kept = {self._kept(saver, owner) for saver in savers if saver in self.program.operations}
+            total[tuple(sorted(kept, key=str))] += storage.bytes * self.in_flight
         return tuple(Saved(size, savers) for savers, size in total.items())
 
-    def _keeps(self, saver: fx.Node, owner: fx.Node, group: set[fx.Node]) -> Iterable[tuple[int, int | None]]:
-        node, _ = producer_of(saver)
-        if node not in self.program.operations:
-            return
-        site, operands = self.site_of[node], self.program.operations[node].operands
-        read = [number for number, operand in enumerate(operands) if operand in group]
-        if node == producer_of(owner)[0] or not read:
-            yield site, None
-        else:
-            yield site, read[0]
+    def _kept(self, saver: fx.Node, owner: fx.Node) -> tuple[int, int | None]:
+        """The saver's site, and which of its arguments shares the owner's storage; None: it keeps its result."""
+        key = self.site_of[owner], self.site_of[saver]
+        if key not in self._keeping:
+            group = self.program.aliases.group(owner)
+            operands = self.program.operations[saver].operands
+            read = (number for number, operand in enumerate(operands) if operand in group)
+            self._keeping[key] = None if saver == owner else next(read, None)
+        return key[1], self._keeping[key]
 
     # Options and what they cost.
 

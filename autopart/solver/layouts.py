@@ -161,7 +161,9 @@ def choose_layouts(
         raise _no_layouts(problem, result, memory_bytes, time_limit_s)
     picks = program.picks(result)
     value = value_of(problem, picks)
-    bound = min(program.bound(result), value.time_s)
+    bound = program.bound(result)
+    assert bound <= value.time_s * (1 + 1e-6), "the program's bound is above the value of its own solution"
+    bound = min(bound, value.time_s)
     gap = (value.time_s - bound) / value.time_s if value.time_s else 0.0
     strategies, state = _unfolded(problem, picks)
     proven = result.termination.reason == mathopt.TerminationReason.OPTIMAL
