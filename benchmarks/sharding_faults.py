@@ -105,10 +105,10 @@ FAULTS = [
     ),
     Fault("softmax dimension cut", f"{_RULES}labels.py", "None if d in barred else", "None if d in () else"),
     Fault(
-        "adding a number is linear",
+        "adding a number keeps zeros",
         f"{_RULES}pointwise.py",
-        "return len(op.inputs) == 2\n    return True",
-        "return True\n    return True",
+        "return len(op.inputs) == 2\n    return op",
+        "return True\n    return op",
     ),
     Fault("groups not divided", f"{_RULES}algebra.py", "op.call(groups=groups // op.t)", "op.call(groups=groups)"),
     Fault("shards of size one squeezed", f"{_RULES}views.py", "if shape[d] == 1]))", "]))"),

@@ -263,6 +263,7 @@ _add(
     "cross_entropy_loss",
     vocabulary.CROSS_ENTROPY,
     "f(16, 12), labels(12, 16)",
+    "f(16, 13), labels(13, 16)",
     "1000 * f(16, 13), labels(13, 16), None, 1, -100",
     "f(16, 12), labels(12, 16), None, 2",
     "f(16, 12), labels(12, 16), None, 0",
