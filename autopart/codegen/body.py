@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from autopart.codegen.forms import ClassKind, Form, Forms, frame_context
+from autopart.codegen.forms import ClassKind, Form, Forms, frame_context, frame_mode
 from autopart.codegen.frames import Frame
 from autopart.codegen.hints import Hints
 from autopart.codegen.loops import Loop, find_loops
@@ -20,7 +20,7 @@ from autopart.codegen.names import attribute, text, unique
 from autopart.codegen.opaque import OpaqueCalls
 from autopart.codegen.program import SELECT, Op, Switch, Value
 from autopart.codegen.spelling import Argument, Symbol, spell
-from autopart.codegen.statements import Item, Statement, item_defines, split
+from autopart.codegen.statements import Item, Statement, item_defines, item_uses, split
 from autopart.codegen.text import Writer, constant
 
 
@@ -44,12 +44,23 @@ class Body:
         self.last_use = self._liveness(statements)
         self.holder: dict[str, Value] = {name: value for value, name in self.names.items()}
         returned = False
+        passed_on = self._passed_on(statements)
+        absent: list[ast.stmt] = []
+        given_in = "both"
         for index, statement in enumerate(statements):
             final = index == len(statements) - 1
             code, names, comment = self._statement(index, statement, final)
             context = statement.context
             returned = returned or (final and names is None)
+            if absent and statement.mode != given_in:
+                out.write(absent, _OTHER[given_in], frame_context(self.call), None)
+                absent = []
             out.write(code, statement.mode, context, comment)
+            if statement.mode != "both":
+                given_in = statement.mode
+                absent += [_no_value(self.names[v]) for v in statement.defines if v in passed_on and v in self.names]
+        if absent:
+            out.write(absent, _OTHER[given_in], frame_context(self.call), None)
         if not returned and (self.call.outputs or not self.call.path):
             values = [self._value(v) for v in self.call.outputs]
             value = values[0] if len(values) == 1 and self.call.path else ast.Tuple(values, ast.Load())
@@ -60,6 +71,15 @@ class Body:
         for value, name in zip(self.call.inputs, self.hints.parameters(self.call), strict=True):
             self.names[value] = name
             self.parameters.append(name)
+
+    def _passed_on(self, statements: list[Statement]) -> set[Value]:
+        """Values that are handed to calls, or returned, in both modes, whether their own mode made them or not."""
+        found = set(self.call.outputs) if frame_mode(self.call) == "both" else set()
+        for statement in statements:
+            if statement.mode == "both":
+                calls = [i for i in (*statement.inlined, statement.item) if not isinstance(i, Op)]
+                found.update(v for call in calls for v in item_uses(call))
+        return found
 
     def _liveness(self, statements: list[Statement]) -> dict[Value, int]:
         last = {}
@@ -274,6 +294,14 @@ def child_of(owner: ast.expr, form: Form, name: str) -> ast.expr:
     if form.shape == "dict":
         return ast.Subscript(owner, text(name), ast.Load())
     return attribute(owner, name)
+
+
+# In which mode a value is missing, by the mode that makes it.
+_OTHER = {"training": "evaluation", "evaluation": "training"}
+
+
+def _no_value(name: str) -> ast.stmt:
+    return ast.Assign([_store(name)], ast.Constant(None), lineno=0)
 
 
 def _store(name: str) -> ast.expr:

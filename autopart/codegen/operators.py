@@ -266,6 +266,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     "aten::mish": ("F.mish(self)",),
     "aten::softplus": ("F.softplus(self, beta=beta, threshold=threshold)",),
     "aten::log_sigmoid": ("F.logsigmoid(self)",),
+    "aten::rrelu": ("F.rrelu(self, lower, upper, training=training)",),
     "aten::leaky_relu": ("F.leaky_relu(self, negative_slope)",),
     "aten::hardswish": ("F.hardswish(self)",),
     "aten::hardsigmoid": ("F.hardsigmoid(self)",),

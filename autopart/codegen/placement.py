@@ -70,13 +70,12 @@ def place(program: Program, graph: Graph, assignment: Mapping[str, int], stages:
 
 
 def _fill_other_mode(program: Program) -> None:
-    """Give a value that only one mode computes zeros in the other, where it crosses to a later stage."""
+    """Give a value that only one mode computes zeros in the other, where it leaves its stage."""
     crossing: dict[Value, Value] = {}
-    for reader in program.ops:
-        for value in reader.values():
-            made = value.op
-            if made is None or made.mode == "both" or made.stage == reader.stage or value in crossing:
-                continue
+    reads = [(value, reader.stage) for reader in program.ops for value in reader.values()]
+    for value, stage in [*reads, *((value, None) for value in program.outputs)]:
+        made = value.op
+        if made is not None and made.mode != "both" and made.stage != stage and value not in crossing:
             tensor = value.tensor
             arguments = {"size": [int(n) for n in tensor.shape], "dtype": tensor.dtype, "device": tensor.device}
             other: OpMode = "evaluation" if made.mode == "training" else "training"
@@ -107,6 +106,7 @@ def _fill_other_mode(program: Program) -> None:
                 assert chosen is not None
                 ops += [*(v.op for v in chosen.values() if v is not value and v.op is not None), chosen]
     program.ops[:] = ops
+    program.outputs[:] = [crossing.get(value, value) for value in program.outputs]
 
 
 def _copy_returned_state(program: Program, stages: int) -> None:
@@ -183,9 +183,14 @@ def _assign(program: Program, graph: Graph, assignment: Mapping[str, int]) -> No
         for value in op.values():
             if value.op is not None:
                 readers.setdefault(value.op, []).append(op)
+    # State that changes is known where it is changed alone.
+    changed_in = {
+        v: op.stage for op in program.ops if is_mutating(op.target) for v in op.values()[:1] if v.kind == "state"
+    }
     for op in program.ops:
         if op.stage < 0:
-            op.stage = max((v.op.stage for v in op.values() if v.op is not None), default=-1)
+            stages = [v.op.stage if v.op is not None else changed_in.get(v, -1) for v in op.values()]
+            op.stage = max(stages, default=-1)
     # What is left reads no other operation (it makes a tensor from nothing): it goes where it is needed first.
     for op in reversed(program.ops):
         if op.stage < 0:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import fx
 
+from autopart.codegen.defaults import made_of_nothing, promoted_to
 from autopart.errors import CaptureError
 from autopart.graph import Capture, Graph
 
@@ -120,12 +121,17 @@ class Op:
 
 @dataclass
 class Program:
-    """The merged program: operations in order, inputs and state by name, and the outputs."""
+    """The merged program: operations in order, inputs and state by name, and the outputs.
+
+    Attributes:
+        evaluated: For each output, whether the model returns it in evaluation mode too.
+    """
 
     ops: list[Op]
     inputs: dict[str, Value]
     state: dict[str, Value]
     outputs: list[Value]
+    evaluated: list[bool]
 
 
 def values_in(argument: Any) -> Iterator[Value]:
@@ -185,11 +191,12 @@ class _Merger:
         if training is None:
             for node in _operations(evaluation):
                 self._append(node, "both", self._arguments(node))
-            outputs = self._outputs(evaluation.graph, None)
+            outputs = [self._output(n, None) for n in _returned(evaluation)]
         else:
             self._align(_operations(training), _operations(evaluation))
-            outputs = self._outputs(training.graph, evaluation.graph)
-        return Program(self._live(outputs), self.inputs, self.state, outputs)
+            outputs = [self._output(*nodes) for nodes in zip(_returned(training), _returned(evaluation), strict=True)]
+        evaluated = [node is not None for node in _returned(evaluation)]
+        return Program(self._live(outputs), self.inputs, self.state, outputs, evaluated)
 
     def _leaves(self, capture: Capture) -> None:
         for node in capture.graph.nodes:
@@ -227,11 +234,14 @@ class _Merger:
         self._append(training, "both", arguments, also=evaluation)
 
     def _append(self, node: fx.Node, mode: OpMode, arguments: dict[str, Any], also: fx.Node | None = None) -> None:
+        nodes = [n for n in (node, also) if n is not None]
         if (same := _unchanged(node, arguments)) is not None:
-            for n in (node, also):
-                if n is not None:
-                    self.of_node[n] = same
+            self.of_node.update(dict.fromkeys(nodes, same))
             return
+        values = list(values_in(arguments))
+        if (dtype := promoted_to(node, arguments, [v.tensor for v in values])) is not None:
+            casts = {v: self._cast(v, dtype, mode, node, also) for v in values}
+            arguments = {k: casts[v] if isinstance(v, Value) else v for k, v in arguments.items()}
         op = Op(self._unique(node.name), node.target, arguments, mode, node, evaluation=also)
         call = self.graph.opaque.get(str(node.target)) if node.op == "call_module" else None
         if call is not None and call.kind == "module":
@@ -243,9 +253,15 @@ class _Merger:
         else:
             op.results = [Value("result", op.name, node, op)]
         self.ops.append(op)
-        for n in (node, also):
-            if n is not None:
-                self.of_node[n] = op
+        self.of_node.update(dict.fromkeys(nodes, _changed_state(node, arguments) or op))
+
+    def _cast(self, value: Value, dtype: torch.dtype, mode: OpMode, node: fx.Node, also: fx.Node | None) -> Value:
+        """The value in the dtype that an operation on it computes in."""
+        op = Op(self._unique(f"{node.name}_cast"), torch.ops.aten.to.dtype, {}, mode, node, evaluation=also)
+        op.args = {"self": value, "dtype": dtype}
+        op.results = [Value("result", op.name, node, op)]
+        self.ops.append(op)
+        return op.results[0]
 
     def _unique(self, name: str) -> str:
         while name in self.names:
@@ -277,9 +293,8 @@ class _Merger:
             names = [a.name for a in node.target._schema.arguments]
         else:
             names = [str(i) for i in range(len(node.args))]
-        return {n: convert(a) for n, a in zip(names, node.args, strict=False)} | {
-            k: convert(v) for k, v in node.kwargs.items()
-        }
+        given = {n: convert(a) for n, a in zip(names, node.args, strict=False)}
+        return given | {k: convert(v) for k, v in node.kwargs.items()} | made_of_nothing(node)
 
     def _merge(self, training: Any, evaluation: Any) -> Any:
         if isinstance(training, Value) and isinstance(evaluation, Value):
@@ -316,12 +331,9 @@ class _Merger:
         self.selects[training, evaluation] = value
         return value
 
-    def _outputs(self, training: fx.Graph, evaluation: fx.Graph | None) -> list[Value]:
-        def read(graph: fx.Graph) -> list[Any]:
-            return [self._value(n) for n in list(graph.nodes)[-1].args[0]]  # type: ignore[union-attr,arg-type]
-
-        first = read(training)
-        return first if evaluation is None else self._merge(first, read(evaluation))
+    def _output(self, training: fx.Node, evaluation: fx.Node | None) -> Value:
+        value: Any = self._value(training)
+        return value if evaluation is None else self._merge(value, self._value(evaluation))
 
     def _live(self, outputs: list[Value]) -> list[Op]:
         needed = {v.op for v in outputs}
@@ -341,6 +353,11 @@ def _with_defaults(target: Any, arguments: dict[str, Any], names: Collection[str
 
 def _operations(capture: Capture) -> list[fx.Node]:
     return [n for n in capture.calls if not _is_getitem(n) and not _is_check(n)]
+
+
+def _returned(capture: Capture) -> list[Any]:
+    """The nodes that a capture gives back; None where only the other mode has one."""
+    return list(list(capture.graph.nodes)[-1].args[0])
 
 
 def _is_getitem(node: fx.Node) -> bool:
@@ -377,6 +394,25 @@ def _unchanged(node: fx.Node, arguments: dict[str, Any]) -> Value | None:
     result = node.meta["val"]
     same = result.dtype == source.tensor.dtype and result.device == source.tensor.device
     return source if same else None
+
+
+def _changed_state(node: fx.Node, arguments: dict[str, Any]) -> Value | None:
+    """The state that the operation changes in place and gives back: what reads the result can read the state.
+
+    So a counter that one mode counts up is no value that this mode has to hand on from call to call.
+    """
+    target = node.target
+    if not is_mutating(target) or len(target._schema.returns) != 1:  # type: ignore[union-attr]
+        return None
+    given = target._schema.returns[0].alias_info  # type: ignore[union-attr]
+    for argument in target._schema.arguments:  # type: ignore[union-attr]
+        value = arguments.get(argument.name)
+        same = (
+            given is not None and argument.alias_info is not None and given.before_set == argument.alias_info.before_set
+        )
+        if same and isinstance(value, Value) and value.kind == "state":
+            return value if value.requires_grad == bool(node.meta.get("requires_grad", False)) else None
+    return None
 
 
 def _is_contiguous_copy(op: Op) -> bool:

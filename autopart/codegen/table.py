@@ -11,6 +11,7 @@ from autopart.codegen.modules import Holding
 from autopart.codegen.names import identifier, unique
 from autopart.codegen.placement import Placement, reaches_loss
 from autopart.codegen.program import Program, Value
+from autopart.codegen.split_backward import may_split_backward
 from autopart.graph import Graph
 from autopart.plan import Plan
 
@@ -50,11 +51,7 @@ def pipeline_file(
         "STAGES = (",
     ]
     for s, stage in enumerate(placement.stages):
-        whole = (
-            ", whole_backward=True"
-            if any(isinstance(op.target, str) and op.target != "select" for op in stage.ops)
-            else ""
-        )
+        whole = "" if may_split_backward(stage, reached) else ", whole_backward=True"
         takes = tuple(names[v] for v in stage.takes)
         gives = tuple(names[v] for v in stage.gives)
         out.append(f"    Stage(Stage{s}, takes={literal(takes)}, gives={literal(gives)}{whole}),")
@@ -74,8 +71,9 @@ def pipeline_file(
         what = f"{literal(spec.name)}, {literal(spec.path)}, {shape}, {spec.dtype}"
         out.append(f"    Input({what}, batch_dim={spec.batch_dim}{bound}),")
     out += [")", "", "OUTPUTS = ("]
-    for value, spec_out in zip(program.outputs, graph.outputs, strict=True):
-        out.append(f"    Output({literal(names[value])}, {literal(spec_out.path)}, batch_dim={spec_out.batch_dim}),")
+    for value, spec_out, evaluated in zip(program.outputs, graph.outputs, program.evaluated, strict=True):
+        what = f"{literal(names[value])}, {literal(spec_out.path)}, batch_dim={spec_out.batch_dim}"
+        out.append(f"    Output({what}{'' if evaluated else ', in_evaluation=False'}),")
     out += [")", "", "# Parameters that several stages hold: their gradients are summed.", "TIES = ("]
     for key, places in holding.copies().items():
         if graph.state[key].kind == "parameter" and len(places) > 1:

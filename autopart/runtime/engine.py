@@ -88,15 +88,21 @@ class Engine(ABC):
         return None if outputs is None else decode(self.pipeline.result, outputs)
 
     @torch.no_grad()
-    def evaluate_outputs(self, batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor] | None:
-        """The tensors of `pipeline.outputs` for one global batch in evaluation mode, microbatches joined."""
+    def evaluate_outputs(self, batch: Mapping[str, torch.Tensor]) -> list[torch.Tensor | None] | None:
+        """The tensors of `pipeline.outputs` for one global batch in evaluation mode, microbatches joined.
+
+        What the model gives in training alone is None.
+        """
         for module in self.modules.values():
             module.eval()
         work = self._work(batch, 1.0, tuple(o.value for o in self.pipeline.outputs))
         self._forward(work)
         if not self.has_loss:
             return None
-        return [join([kept[o.value] for kept in work.kept], o.batch_dim) for o in self.pipeline.outputs]
+        return [
+            join([kept[o.value] for kept in work.kept], o.batch_dim) if o.in_evaluation else None
+            for o in self.pipeline.outputs
+        ]
 
     def _work(self, batch: Mapping[str, torch.Tensor], loss_scale: float, wanted: tuple[str, ...]) -> Work:
         needed = {name for s in self.modules for name in self.pipeline.stages[s].takes}

@@ -48,11 +48,16 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """One tensor of the model's result; `value` names a boundary value, an input, or something the last stage gives."""
+    """One tensor of the model's result; `value` names a boundary value, an input, or something the last stage gives.
+
+    Attributes:
+        in_evaluation: Whether the model gives it in evaluation mode too; where it does not, its place holds None.
+    """
 
     value: str
     path: str
     batch_dim: int | None
+    in_evaluation: bool = True
 
 
 @dataclass(frozen=True)

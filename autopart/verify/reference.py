@@ -35,7 +35,7 @@ class Reference:
     """Everything that is compared with the package, by original names.
 
     Attributes:
-        structure: Of the model's result.
+        structure: Of the model's result, in training mode where it is trained.
         evaluation: For each microbatch of the first batch, outputs in evaluation mode after the last step.
         whole: Shapes of the outputs when the whole first batch is evaluated at once, by path.
     """
@@ -71,7 +71,7 @@ def run_reference(
         update = OPTIMIZERS[optimizer](
             [p for p in model.parameters() if p.requires_grad] or [torch.zeros(1)], lr=LEARNING_RATE
         )
-        steps = []
+        steps, structure = [], None
         modes.set(True)
         for batch in batches if pipeline.loss is not None else ():
             model.zero_grad(set_to_none=True)
@@ -80,17 +80,18 @@ def run_reference(
                 result = model(*args, **kwargs)
                 loss = _loss(result, target, loss_fn, pipeline.loss_name)
                 (loss / microbatches).backward()
+                structure = encode(result, "", omitted)[0]
                 losses.append(loss.detach())
                 outputs.append(_tensors(result, loss))
             steps.append(Step(losses, outputs, _gradients(model), _buffers(model)))
             update.step()
         weights = {n: p.detach().clone() for n, p in model.named_parameters(remove_duplicate=False)}
         modes.set(False)
-        evaluation, structure = [], None
+        evaluation = []
         with torch.no_grad():
             for args, kwargs, target in _calls(pipeline, batches[0], microbatches):
                 result = model(*args, **kwargs)
-                structure = encode(result, "", omitted)[0]
+                structure = structure or encode(result, "", omitted)[0]
                 evaluation.append(_tensors(result, _loss_or_none(result, target, loss_fn, pipeline)))
             whole = _whole(model, pipeline, batches[0])
     return Reference(structure, steps, weights, evaluation, whole, fixed.notes())

@@ -81,7 +81,9 @@ def execute(job: dict[str, Any], process: Any) -> dict[str, Any]:
             optimizer.step()
         results["weights"] = _by_place(engine, _parameters)
         evaluated = engine.evaluate_outputs(job["batches"][0])
-        results["evaluation"] = evaluated and {o.path: t for o, t in zip(pipeline.outputs, evaluated, strict=True)}
+        results["evaluation"] = evaluated and {
+            o.path: t for o, t in zip(pipeline.outputs, evaluated, strict=True) if t is not None
+        }
     results["notes"] = fixed.notes()
     return results
 
