@@ -5,11 +5,14 @@ Torch only: worker processes load this file by its path.
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 
 # Function -> (position, name) of the probability that is set to zero.
@@ -64,39 +67,143 @@ DRAWS: dict[Callable[..., Any], Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+# Functions whose draws are those of one seed every time: what they give depends on shapes and arguments alone.
+SEEDED = {
+    "rrelu",
+    "rrelu_",
+    "rrelu_with_noise",
+    "gumbel_softmax",
+    "exponential_",
+    "geometric_",
+    "cauchy_",
+    "log_normal_",
+    "random_",
+    "multinomial",
+    "poisson",
+    "binomial",
+    "randperm",
+    "randint",
+    "randint_like",
+    "_standard_gamma",
+    "_sample_dirichlet",
+}
+
+
+def _name(func: Any) -> str:
+    if isinstance(func, torch._ops.OpOverload):
+        return func._schema.name.partition("::")[2]
+    return getattr(func, "__name__", str(func))
+
+
+# A package may write an operator as `torch.ops.aten...`, where the model has the function of that name.
+OPERATORS = {_name(func): func for func in (*DROPOUT, *RECURRENT, *DRAWS)}
+
+
 def _weights(args: tuple[Any, ...]) -> int:
     return max(i for i, argument in enumerate(args) if isinstance(argument, (list, tuple)))
+
+
+class _Generator:
+    """A global generator of Python or numpy: how its state is read and written, as it was, and as it starts."""
+
+    def __init__(
+        self, name: str, read: Callable[[], Any], write: Callable[[Any], None], seed: Callable[[int], None]
+    ) -> None:
+        self.name, self.read, self.write = name, read, write
+        self.before = read()
+        seed(0)
+        self.start = read()
+
+    def has_moved(self) -> bool:
+        return _mark(self.read()) != _mark(self.start)
+
+
+def _mark(state: Any) -> tuple[Any, ...]:
+    """What of a generator's state moves with every draw: numpy's is a name, an array of words, and a position."""
+    words = state[1]
+    return state if isinstance(words, tuple) else (int(words[0]), *state[2:])
 
 
 class FixedRandomness(TorchFunctionMode):
     """While active, dropout keeps everything and random draws give numbers that depend on their position alone.
 
+    Python's and numpy's own generators start anew in each call of a module: a module that is kept whole in a package
+    draws there what it draws in the model.
+
     Attributes:
         dropout: Whether dropout was met.
         draws: Names of other random functions that were met.
+        unknown: Names of functions that drew numbers which nobody fixed.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.dropout = False
         self.draws: set[str] = set()
+        self.unknown: set[str] = set()
+        self._generators: list[_Generator] = []
+        self._hooks: list[Any] = []
+
+    def __enter__(self) -> FixedRandomness:
+        self._generators = [_Generator("Python's random", random.getstate, random.setstate, random.seed)]
+        if (numpy := sys.modules.get("numpy")) is not None:
+            shared = numpy.random
+            self._generators.append(_Generator("numpy.random", shared.get_state, shared.set_state, shared.seed))
+        self._hooks = [
+            register_module_forward_pre_hook(lambda *_: self._restart()),
+            register_module_forward_hook(lambda *_: self._look()),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for hook in self._hooks:
+            hook.remove()
+        for generator in self._generators:
+            generator.write(generator.before)
+
+    def _restart(self) -> None:
+        self._look()
+        for generator in self._generators:
+            generator.write(generator.start)
+
+    def _look(self) -> None:
+        """Note the generators that were used since they were started."""
+        self.draws.update(g.name for g in self._generators if g.has_moved())
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         options = dict(kwargs or {})
-        if func in DROPOUT or func in RECURRENT:
-            position, name = DROPOUT.get(func) or (_weights(args) + AFTER_WEIGHTS, "dropout")
-            given = options.get(name, args[position] if len(args) > position else None)
+        name = _name(func)
+        known: Any = OPERATORS.get(name, func) if isinstance(func, torch._ops.OpOverload) else func
+        if known in DROPOUT or known in RECURRENT:
+            position, probability = DROPOUT.get(known) or (_weights(args) + AFTER_WEIGHTS, "dropout")
+            given = options.get(probability, args[position] if len(args) > position else None)
             self.dropout |= bool(given)
-            if name in options or len(args) <= position:
-                options[name] = 0.0
+            if probability in options or len(args) <= position:
+                options[probability] = 0.0
             else:
                 args = (*args[:position], 0.0, *args[position + 1 :])
-        result = func(*args, **options)
-        if func in DRAWS:
-            self.draws.add(getattr(func, "__name__", str(func)))
-            DRAWS[func](result)
+            return func(*args, **options)
+        before = torch.get_rng_state()
+        if known in DRAWS:
+            result = func(*args, **options)
+            DRAWS[known](result)
+        elif name in SEEDED:
+            with torch.random.fork_rng():
+                torch.manual_seed(0)
+                drawn_from = torch.get_rng_state()
+                result = func(*args, **options)
+                if torch.equal(torch.get_rng_state(), drawn_from):
+                    return result
+        else:
+            result = func(*args, **options)
+            if not torch.equal(torch.get_rng_state(), before):
+                self.unknown.add(name)
+            return result
+        self.draws.add(name)
         return result
 
     def notes(self) -> list[str]:
@@ -104,4 +211,6 @@ class FixedRandomness(TorchFunctionMode):
         found = ["dropout was set to zero in both"] if self.dropout else []
         if self.draws:
             found.append(f"random draws ({', '.join(sorted(self.draws))}) were replaced by fixed numbers in both")
+        if self.unknown:
+            found.append(f"{', '.join(sorted(self.unknown))} drew random numbers, which differ between the two")
         return found

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -125,3 +127,62 @@ def test_other_draws_do_not_depend_on_the_random_state() -> None:
         with FixedRandomness() as fixed:
             assert draw().equal(draw())
         assert fixed.draws
+
+
+class Drawing(nn.Module):
+    """Draws from Python's and numpy's own generators, as hand-written stochastic depth does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * random.random() + np.random.rand()
+
+
+def test_draws_of_named_distributions_do_not_depend_on_the_random_state() -> None:
+    x = torch.randn(4, 6)
+    for draw in (
+        lambda: torch.nn.functional.rrelu(x, training=True),
+        lambda: torch.ops.aten.rrelu.default(x, 0.1, 0.3, True),
+        lambda: nn.RReLU()(x),
+        lambda: torch.nn.functional.gumbel_softmax(x),
+        lambda: torch.zeros(4).exponential_(),
+        lambda: torch.multinomial(x.softmax(-1), 2),
+        lambda: torch.ops.aten.multinomial.default(x.softmax(-1), 2),
+        lambda: torch.randperm(9),
+        lambda: torch.randint(9, (9,)),
+        lambda: torch.ops.aten.normal_.default(torch.zeros(4)),
+    ):
+        with FixedRandomness() as fixed:
+            assert draw().equal(draw())
+        assert fixed.draws
+        assert not fixed.unknown
+        assert not draw().equal(draw())
+
+
+def test_what_a_package_may_write_of_rrelu_draws_what_the_function_draws() -> None:
+    x = torch.randn(4, 6)
+    with FixedRandomness() as fixed:
+        torch.nn.functional.rrelu(x, 0.1, 0.3, False)
+        assert not fixed.draws
+        expected = torch.nn.functional.rrelu(x, 0.1, 0.3, True)
+        assert torch.ops.aten.rrelu.default(x, 0.1, 0.3, True).equal(expected)
+        assert torch.rrelu(x, 0.1, 0.3, True).equal(expected)
+
+
+def test_python_and_numpy_draw_the_same_in_every_call_of_a_module_and_are_noted() -> None:
+    x, module = torch.randn(4), Drawing()
+    before = random.getstate()
+    with FixedRandomness() as fixed:
+        assert module(x).equal(module(x))
+    assert random.getstate() == before
+    assert "Python's random" in fixed.notes()[0] and "numpy.random" in fixed.notes()[0]
+    assert not module(x).equal(module(x))
+    linear = nn.Linear(4, 4)
+    with FixedRandomness() as quiet:
+        linear(x)
+    assert not quiet.notes()
+
+
+def test_draws_that_nobody_fixes_are_named() -> None:
+    x = torch.randn(1, 1, 8, 8)
+    with FixedRandomness() as fixed:
+        torch.nn.functional.fractional_max_pool2d(x, 2, output_ratio=(0.5, 0.5))
+    assert fixed.notes() == ["fractional_max_pool2d drew random numbers, which differ between the two"]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from drawing_models import Auxiliary, RandomSlopes, StochasticDepth
 from launching import in_pool
 from mixed_model import MICROBATCHES, mixed
 from pool import Pool
@@ -112,3 +113,20 @@ def test_a_model_without_values_is_refused() -> None:
     plan = autopart.partition(model, "2xA100-80G", example_kwargs=kwargs, **options)
     with pytest.raises(UsageError, match="meta device"):
         verify(plan, model.to("meta"))
+
+
+@pytest.mark.parametrize(
+    "kind, said",
+    [(StochasticDepth, "Python's random"), (RandomSlopes, "rrelu"), (Auxiliary, None)],
+)
+def test_models_that_draw_or_return_otherwise_in_training_are_verified(
+    pool: Pool, kind: type[nn.Module], said: str | None
+) -> None:
+    torch.manual_seed(0)
+    model, x = kind(), torch.randn(ROWS, 6)
+    plan = autopart.partition(
+        model, "2xCPU", example_inputs=(x,), microbatches=2, stages=2, granularity="operator", dtype="float64"
+    )
+    report = verify(plan, model, (x,), launch=in_pool(pool))
+    assert report.passed, str(report)
+    assert said is None or any(said in note for note in report.notes), report.notes
