@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from autopart.cluster import Cluster
-from autopart.codegen import emit
+from autopart.codegen import emit, obstacle
 from autopart.costs import Costs
 from autopart.errors import UsageError
 from autopart.graph import Graph, Mode
@@ -141,6 +141,9 @@ def partition(
             dtype=_as_dtype(dtype),
             check=check,
         )
+        _refuse_nothing_to_train(graph)
+        if (sentence := obstacle(graph)) is not None:
+            graph = dataclasses.replace(graph, notes=(*graph.notes, sentence))
     with _clock(seconds, "profile"):
         costs = profile(graph, cluster)
     if schedule == "auto":
@@ -174,6 +177,23 @@ def _check_options(mode: str, schedule: str, optimizer: str, stages: int | str, 
     for argument, count in (("stages", stages), ("microbatches", microbatches)):
         if count != "auto" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UsageError(f'{argument} must be a positive number or "auto", not {count!r}')
+
+
+def _refuse_nothing_to_train(graph: Graph) -> None:
+    """No gradient exists where the loss depends on no parameter that requires one."""
+    if graph.training is None or graph.loss is None:
+        return
+    loss = list(graph.training.graph.nodes)[-1].args[0][graph.loss]
+    if loss.meta["requires_grad"]:
+        return
+    parameters = [entry for entry in graph.state.values() if entry.kind == "parameter"]
+    if not parameters:
+        reason = f"{graph.name} has no parameters"
+    elif not any(entry.requires_grad for entry in parameters):
+        reason = f"every parameter of {graph.name} is frozen (requires_grad=False)"
+    else:
+        reason = f"no parameter of {graph.name} reaches the loss ({graph.loss_name})"
+    raise UsageError(f"there is nothing to train: {reason}", "Plan with mode='inference', or unfreeze what is trained.")
 
 
 def _stages_per_process(schedule: str) -> int:
