@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from autopart.profiler import profile
     from autopart.solver import solve
     from autopart.tracer import trace
-    from autopart.verify import verify
+    from autopart.verification import verify
 
 __version__ = "0.1.0"
 
@@ -35,7 +35,7 @@ _HOME = {
     "profile": "autopart.profiler",
     "solve": "autopart.solver",
     "trace": "autopart.tracer",
-    "verify": "autopart.verify",
+    "verify": "autopart.verification",
 }
 
 __all__ = [

@@ -147,7 +147,7 @@ def verify_command(
     """Run a package on local processes and compare it with the original model."""
     with _working():
         from autopart.plan import Plan
-        from autopart.verify import verify
+        from autopart.verification import verify
 
         plan = Plan.load(directory / "plan.json")
         loaded = _original(plan, model)

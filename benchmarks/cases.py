@@ -19,7 +19,7 @@ import torch
 from autopart import partition
 from autopart.errors import AutopartError
 from autopart.model_spec import load
-from autopart.verify import verify
+from autopart.verification import verify
 from benchmarks.output import parser, show
 
 

@@ -21,8 +21,8 @@ from autopart import partition
 from autopart.errors import AutopartError
 from autopart.model_spec import load
 from autopart.runtime.schedules import SCHEDULES
-from autopart.verify import verify
-from autopart.verify.report import KINDS
+from autopart.verification import verify
+from autopart.verification.report import KINDS
 from autopart.zoo import selected
 from benchmarks.output import parser, show
 

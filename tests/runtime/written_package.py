@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import autopart.runtime
-from autopart.verify.worker import imported
+from autopart.verification.worker import imported
 
 PIPELINE = '''
 import os

@@ -13,7 +13,7 @@ from torch import nn
 
 import autopart
 from autopart.tracer import trace
-from autopart.verify import verify
+from autopart.verification import verify
 
 D = 4
 

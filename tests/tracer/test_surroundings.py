@@ -11,7 +11,7 @@ from torch import nn
 
 import autopart
 from autopart.tracer import trace
-from autopart.verify.reference import run_reference
+from autopart.verification.reference import run_reference
 
 SURROUNDINGS = {
     "no_grad": torch.no_grad,

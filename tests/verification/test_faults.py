@@ -13,7 +13,7 @@ from pool import Pool
 
 import autopart
 from autopart.runtime.schedules import SCHEDULES
-from autopart.verify import verify
+from autopart.verification import verify
 
 STAGES = 4
 

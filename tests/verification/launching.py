@@ -11,8 +11,8 @@ from pool import JobError, Pool
 
 from autopart.errors import VerificationError
 from autopart.runtime.process import Process
-from autopart.verify.check import Launch
-from autopart.verify.worker import execute, imported
+from autopart.verification.check import Launch
+from autopart.verification.worker import execute, imported
 
 
 def run_job(rank: int, job_file: str) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from autopart.errors import UsageError
 from autopart.runtime.structure import decode, encode, leaves, omitted
 from autopart.tracer.modes import Modes
 from autopart.tracer.surroundings import neutral_surroundings
-from autopart.verify.fixed_randomness import FixedRandomness
-from autopart.verify.worker import LEARNING_RATE, OPTIMIZERS
+from autopart.verification.fixed_randomness import FixedRandomness
+from autopart.verification.worker import LEARNING_RATE, OPTIMIZERS
 
 LossFunction = Callable[[Any, Any], torch.Tensor]
 

@@ -12,7 +12,7 @@ from torch import nn
 
 import autopart
 from autopart.errors import InputFileError
-from autopart.verify import check
+from autopart.verification import check
 
 
 def _model() -> nn.Module:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autopart.errors import InputFileError
-from autopart.verify.worker import imported
+from autopart.verification.worker import imported
 
 # What a verification uses of a package's own runtime, beside the table.
 USED = ("runtime.interface", "runtime.batches", "runtime.schedules", "runtime.train")

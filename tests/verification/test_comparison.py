@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from autopart.verify.comparison import Comparison
-from autopart.verify.fixed_randomness import FixedRandomness
-from autopart.verify.report import VerifyReport
+from autopart.verification.comparison import Comparison
+from autopart.verification.fixed_randomness import FixedRandomness
+from autopart.verification.report import VerifyReport
 
 ONES = torch.ones(3, dtype=torch.float64)
 

@@ -11,7 +11,7 @@ from pool import Pool
 from torch import nn
 
 import autopart
-from autopart.verify import verify
+from autopart.verification import verify
 
 
 class LateStart(nn.Module):

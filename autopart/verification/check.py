@@ -16,13 +16,13 @@ from torch import nn
 from autopart import codegen
 from autopart.errors import UsageError, VerificationError
 from autopart.tracer import trace
-from autopart.verify.comparison import TOLERANCES, Comparison
-from autopart.verify.data import make_batches
-from autopart.verify.folder import opened
-from autopart.verify.launch import with_torchrun
-from autopart.verify.reference import LossFunction, Reference, run_reference
-from autopart.verify.report import KINDS, VerifyReport
-from autopart.verify.worker import OPTIMIZERS
+from autopart.verification.comparison import TOLERANCES, Comparison
+from autopart.verification.data import make_batches
+from autopart.verification.folder import opened
+from autopart.verification.launch import with_torchrun
+from autopart.verification.reference import LossFunction, Reference, run_reference
+from autopart.verification.report import KINDS, VerifyReport
+from autopart.verification.worker import OPTIMIZERS
 
 Place = tuple[int, str]
 Launch = Callable[[Path, int, float], list[dict[str, Any]]]

@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, T5Config, T5ForConditional
 
 import autopart
 from autopart.errors import UsageError
-from autopart.verify import VerifyReport, verify
+from autopart.verification import VerifyReport, verify
 
 WORDS, ROWS, LENGTH = 40, 8, 6
 
