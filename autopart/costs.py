@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class NodeTime:
-    """Seconds of one node for one microbatch; the two backward parts are apart because zero-bubble schedules split them."""
+    """Seconds of one node for one microbatch; zero-bubble schedules run the two backward parts apart."""
 
     forward_s: float
     backward_input_s: float

@@ -5,15 +5,15 @@ Conventions of the fx graphs inside (they are data, never run by autopart itself
 - `placeholder`: one for each tensor leaf of the call, in the order of `Graph.inputs`; same names in both captures.
 - `get_attr`: a parameter, buffer or constant; its target is a key of `Graph.state`. One node for each key.
 - `call_function`: an ATen overload (`torch.ops.aten...`) or `operator.getitem`; in-place operators stay in place.
-- `call_module`: an opaque call, target a key of `Graph.opaque`; flat tensors in, a list of tensors out (getitems follow).
+- `call_module`: an opaque call, target a key of `Graph.opaque`; flat tensors in, a list of tensors out (with getitems).
 - `output`: its one argument is the flat tuple of tensor outputs, in the order of `Graph.outputs`.
 
 `node.meta` of every node but `output`:
 
 - `val`: FakeTensor (list or tuple for several outputs); shape and dtype are those of one microbatch.
 - `requires_grad`: bool (list of bool for several outputs): whether autograd tracks the value in training.
-- `nn_module_stack`: ordered mapping call key -> (module path, class name), outermost first; paths as in the user's model
-  ("" for the root); a key that ends in `@n` is the n-th further call of the same module.
+- `nn_module_stack`: ordered mapping call key -> (module path, class name), outermost first; paths as in the user's
+  model ("" for the root); a key that ends in `@n` is the n-th further call of the same module.
 - `stack_trace`: the user's source lines, where known.
 - `grad_enabled`: bool; False inside `torch.no_grad()`.
 - `autocast`: tuple of (device type, dtype) for which autocast is on; empty outside.

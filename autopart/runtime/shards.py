@@ -2,8 +2,8 @@
 
 A dimension of size n is a list of parts (n = sum(parts)); every part is cut into `ranks` pieces of equal size, and a
 rank holds its piece of each part, in order. One part is the plain split. Fused weights have several: GPT-2's query,
-key and value in one matrix are three equal parts; Phi-3's are of unequal sizes. A part that `ranks` does not divide is padded
-with zeros at its end to the next multiple.
+key and value in one matrix are three equal parts; Phi-3's are of unequal sizes. A part that `ranks` does not divide is
+padded with zeros at its end to the next multiple.
 """
 
 from __future__ import annotations
