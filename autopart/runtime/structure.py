@@ -7,10 +7,10 @@ A structure is one of (all JSON):
     {"float": "inf" | "-inf" | "nan"}           a float that JSON has no number for
     {"list": [...]}, {"tuple": [...]}           children in order
     {"dict": [[key, child], ...]}               insertion order kept; keys are constants
-    {"object": "package.module:Class", "fields": [[name, child], ...], "base": "dict" | "tuple" | "object"}
+    {"object": "package.module:Class", "fields": [[name, child], ...], "base": "dict" | "tuple" | "object" | "sequence"}
 
-An object is a dataclass, a named tuple or a `ModelOutput`: rebuilt as its own class where that can be imported, else
-as `Record`, a dict whose keys are attributes too.
+An object is a dataclass, a named tuple, a `ModelOutput` or what an operator returns (`torch.return_types.max`, a
+"sequence"): rebuilt as its own class where that can be imported, else as `Record`, a dict whose keys are attributes.
 """
 
 from __future__ import annotations
@@ -97,6 +97,9 @@ def _encode(value: Any, path: str, tensors: list[torch.Tensor], unknown: Unknown
             "fields": fields(kind._fields, lambda n: getattr(value, n)),
             "base": "tuple",
         }
+    if isinstance(value, tuple) and hasattr(kind, "n_sequence_fields"):
+        names = kind.__match_args__
+        return {"object": _class_path(kind), "fields": fields(names, lambda n: getattr(value, n)), "base": "sequence"}
     if isinstance(value, Mapping) and all(type(k) in (bool, int, str) for k in value):
         if kind is dict or (not dataclasses.is_dataclass(value) and not _rebuilds_from_keywords(kind)):
             return {"dict": [[k, child(v, f"[{k!r}]" if path else str(k))] for k, v in value.items()]}
@@ -137,7 +140,7 @@ def decode(structure: Structure, tensors: Sequence[Any] | Mapping[int, Any]) -> 
     kind = _import_class(structure["object"])
     if kind is None:
         return Record(values)
-    return kind(**values)
+    return kind(values.values()) if structure["base"] == "sequence" else kind(**values)
 
 
 def leaves(structure: Structure, path: str = "") -> Iterator[tuple[str, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import subprocess
 import sys
 from typing import Any
@@ -220,8 +221,6 @@ def test_dtype_converts_a_copy() -> None:
 
 
 def test_structures_survive_a_round_trip() -> None:
-    import json
-
     x = torch.ones(2)
     for value in (
         {"a": [x, None, (x, 1.5, float("inf"))], "b": {"c": True, 3: "s"}},
@@ -232,6 +231,14 @@ def test_structures_survive_a_round_trip() -> None:
         again = decode(json.loads(json.dumps(structure)), tensors)
         assert type(again) is type(value) and repr(again) == repr(value)
         assert [number for _, number in leaves(structure)] == list(range(len(tensors)))
+
+
+def test_what_an_operator_returns_keeps_its_class() -> None:
+    values = torch.randn(3, 4).max(dim=1)
+    structure, tensors = encode({"best": values})
+    again = decode(json.loads(json.dumps(structure)), tensors)["best"]
+    assert type(again) is type(values)
+    assert torch.equal(again.values, values.values) and torch.equal(again.indices, values.indices)
 
 
 def test_a_class_that_cannot_be_imported_becomes_a_record() -> None:
