@@ -142,8 +142,15 @@ def partition(
             check=check,
         )
         _refuse_nothing_to_train(graph)
+        notes = [*batch.notes, *graph.notes]
         if (sentence := obstacle(graph)) is not None:
-            graph = dataclasses.replace(graph, notes=(*graph.notes, sentence))
+            notes.append(sentence)
+        if microbatches == "auto" and count > 1:
+            notes.append(
+                f"{count} microbatches of {_rows(graph.microbatch_size)}, by a rule and not by search, for splits by "
+                "hand too: fewer and larger ones (microbatches=) can be faster, above all where kernels are short"
+            )
+        graph = dataclasses.replace(graph, notes=tuple(dict.fromkeys(notes)))
     with _clock(seconds, "profile"):
         costs = profile(graph, cluster)
     if schedule == "auto":
@@ -206,6 +213,10 @@ def _microbatches(asked: int | str, rows: int, stages: int) -> int:
         return asked
     limit = min(rows, MICROBATCHES_PER_STAGE * stages)
     return max(m for m in range(1, limit + 1) if rows % m == 0)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:
