@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -110,11 +111,13 @@ def test_column_then_row_needs_two_all_reduces_a_block_each_way(name: str, t: in
         ("all_reduce", activation): 2 * blocks + 1
     }, sent
     assert [s.forward for s in sent if s.forward not in (None, "all_reduce")] == ["all_gather"], sent
-    sizes = {key: (entry.tensor.numel(), graph.state[key].tensor.numel()) for key, entry in local.state.items()}
     matrices = [key for key, entry in graph.state.items() if entry.kind == "parameter" and entry.tensor.dim() == 2]
     for key in matrices:
         if "wpe" not in graph.state[key].name:
-            assert sizes[key][0] * t == sizes[key][1], graph.state[key].name
+            # A vocabulary of 41 is padded to 42 rows.
+            rows, columns = graph.state[key].tensor.shape
+            halves = {math.ceil(rows / t) * columns, rows * math.ceil(columns / t)}
+            assert local.state[key].tensor.numel() in halves, graph.state[key].name
     words = " ".join(describe(graph, choice, t).values())
     assert "column" in words and "row" in words and "vocabulary" in words
     heads = [n for n in local.primary.calls if "scaled_dot_product" in str(n.target)]
