@@ -2,6 +2,9 @@
 
 Stage s sends boundary s to stage s + 1; a value that stage s + 2 needs is relayed by stage s + 1. Inputs of the model
 are not sent: each process takes what its stages need from its own copy of the batch.
+
+With a tensor degree t > 1, every stage runs on t processes, its tensor ranks, which share out its work. Shapes in this
+table are those of one rank.
 """
 
 from __future__ import annotations
@@ -14,18 +17,34 @@ import torch
 
 
 @dataclass(frozen=True)
+class Shard:
+    """How a tensor is cut among the tensor ranks (see `shards`).
+
+    Attributes:
+        dim: The dimension that is cut.
+        parts: Sizes of the parts of the whole dimension, each of which is cut evenly: fused weights have several.
+    """
+
+    dim: int
+    parts: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Value:
     """One tensor that crosses a boundary, for one microbatch.
 
     Attributes:
         requires_grad: Whether the loss depends on it through autograd. False for a value that only feeds outputs: a
             gradient of zeros would otherwise reach parameters that have none in the original model.
+        scattered: Whether each tensor rank sends 1/t of the elements, which are gathered behind the boundary. Only for
+            a value that is whole and equal on every tensor rank, as its gradient must be.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool
+    scattered: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,12 +71,14 @@ class Output:
 
     Attributes:
         in_evaluation: Whether the model gives it in evaluation mode too; where it does not, its place holds None.
+        shard: How the tensor ranks hold it in training; None where each has all of it, as in evaluation.
     """
 
     value: str
     path: str
     batch_dim: int | None
     in_evaluation: bool = True
+    shard: Shard | None = None
 
 
 @dataclass(frozen=True)
@@ -101,6 +122,9 @@ class Pipeline:
         names: Every key of the original `state_dict()`, in order -> (stage, name in that stage) that holds it.
         initialization: Key of the original `state_dict()` -> how to draw it when no weights are given (see
             `initialization`); keys without an entry keep what their stage was built with.
+        tensor: Tensor degree t: ranks that share out the work of one stage.
+        shards: Key of the original `state_dict()` -> how the tensor ranks hold it, all names of a tied weight; keys
+            without an entry are whole on every rank.
     """
 
     model: str
@@ -120,3 +144,5 @@ class Pipeline:
     ties: tuple[Tie, ...]
     names: dict[str, tuple[int, str]]
     initialization: Mapping[str, Any] = field(default_factory=dict)
+    tensor: int = 1
+    shards: Mapping[str, Shard] = field(default_factory=dict)
