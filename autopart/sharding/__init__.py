@@ -19,6 +19,8 @@ nodes have no strategy: they are results of their producer (`producer_of`). Stat
     local = rewrite(graph, choice, t)        # a LocalGraph: a Graph with local shapes and explicit collectives
     collectives_of(local)                    # what it sends, both ways
     describe(graph, choice, t)               # what is split how, in words
+    state, strategies = written(graph, choice)         # as text, for a plan ...
+    choice = chosen(graph, t, state, strategies)       # ... and back
 """
 
 from autopart.sharding.choice import Choice, choose, following, random_choice, replicated_choice
@@ -28,6 +30,7 @@ from autopart.sharding.layouts import R_STAR, Layout, Owned, P, R, S, Split, con
 from autopart.sharding.operation import Operation, Strategy
 from autopart.sharding.program import Edge, Program, is_getitem, layout_of, producer_of, results_of
 from autopart.sharding.rewrite import LocalGraph, rewrite
+from autopart.sharding.written import chosen, written
 
 __all__ = [
     "R_STAR",
@@ -47,6 +50,7 @@ __all__ = [
     "Split",
     "Strategy",
     "choose",
+    "chosen",
     "collectives_of",
     "conversion",
     "conversions",
@@ -63,4 +67,5 @@ __all__ = [
     "rewrite",
     "shards",
     "word",
+    "written",
 ]
