@@ -102,8 +102,8 @@ def conversions(a: Layout, b: Layout, value: torch.Tensor, t: int, link: Link, d
         backward,
         forward_bytes,
         backward_bytes,
-        _seconds(forward, forward_bytes, t, link),
-        _seconds(backward, backward_bytes, t, link),
+        collective_seconds(forward, forward_bytes, t, link),
+        collective_seconds(backward, backward_bytes, t, link),
         prod(local_shape(value.shape, b, t)) * value.element_size() if changed else 0,
     )
 
@@ -122,12 +122,21 @@ def _bytes(collective: Collective | None, before: Kind, after: Kind, value: torc
     for kind in (before, after) if collective == "all_to_all" else (before if isinstance(before, Split) else after,):
         if isinstance(kind, Split):
             shape[kind.dim] = t * local_size(kind.parts, t)  # padding is sent too
-    elements = prod(shape)
+    return sent_bytes(collective, prod(shape) * value.element_size(), t)
+
+
+def sent_bytes(collective: Collective, whole_bytes: int, t: int) -> int:
+    """What a rank sends in a collective over t ranks.
+
+    Args:
+        whole_bytes: Of the tensor that all ranks' inputs (of a reduction: the results) make together.
+    """
     share = SHARES[collective][0] / (t if collective == "all_to_all" else 1)
-    return int(elements * value.element_size() * share * (t - 1) / t)
+    return int(whole_bytes * share * (t - 1) / t)
 
 
-def _seconds(collective: Collective | None, sent_bytes: int, t: int, link: Link) -> float:
+def collective_seconds(collective: Collective | None, sent_bytes: int, t: int, link: Link) -> float:
+    """Time of a collective in which a rank sends so many bytes."""
     if collective is None:
         return 0.0
     rounds = SHARES[collective][1] * ceil(log2(t)) if t > 1 else 0
