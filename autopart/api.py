@@ -16,6 +16,7 @@ from torch import nn
 from autopart.cluster import Cluster
 from autopart.codegen import emit, obstacle
 from autopart.costs import Costs
+from autopart.degrees import plan_degrees
 from autopart.errors import UsageError
 from autopart.graph import Graph, Mode
 from autopart.inputs import find_inputs
@@ -23,7 +24,6 @@ from autopart.plan import Plan
 from autopart.profiler import profile
 from autopart.report.plan import format_plan
 from autopart.runtime.schedules import SCHEDULES
-from autopart.solver import solve
 from autopart.tracer import find_batch, trace
 from autopart.tracer.surroundings import neutral_surroundings
 from autopart.workload import OPTIMIZER_STATES, Workload
@@ -40,7 +40,7 @@ class Partition(Plan):
 
     Attributes:
         graph: The captured model.
-        costs: The predicted costs that the plan rests on.
+        costs: The predicted costs that the plan rests on: of the local graph, where tensors are split.
     """
 
     graph: Graph = dataclasses.field(kw_only=True, repr=False, compare=False)
@@ -73,6 +73,7 @@ def partition(
     loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
     mode: Mode = "training",
     stages: int | str = "auto",
+    tensor: int | str = "auto",
     schedule: str = "auto",
     microbatches: int | str = "auto",
     global_batch: int | None = None,
@@ -98,6 +99,8 @@ def partition(
         loss_fn: `loss_fn(output, target)`, a scalar. Left out: the loss that the model returns, else a stand-in.
         mode: "training" (one optimizer step) or "inference".
         stages: Number of pipeline stages; "auto": as many as the devices take, unless fewer are faster.
+        tensor: Over how many GPUs each stage's tensors are split; "auto": whichever of the degrees that divide the
+            devices (1 among them) is predicted to be fastest.
         schedule: A key of `autopart.runtime.schedules.SCHEDULES`; "auto": "1f1b" where the microbatches suffice.
         microbatches: How many microbatches the global batch is cut into; "auto": at most four for each stage.
         global_batch: Rows of one step, if not those of the example.
@@ -120,13 +123,16 @@ def partition(
         args, kwargs = find_inputs(model)
     else:
         args, kwargs = _as_tuple(example_inputs), dict(example_kwargs or {})
-    _check_options(mode, schedule, optimizer, stages, microbatches)
+    _check_options(mode, schedule, optimizer, stages, tensor, microbatches)
+    if isinstance(tensor, int):
+        cluster.grouped(tensor)
 
     seconds: dict[str, float] = {}
     with _clock(seconds, "trace"):
         batch = find_batch(model, args, kwargs, batch_dims=batch_dims)
         rows = global_batch or batch.rows
-        wanted_stages = stages if isinstance(stages, int) else len(cluster.devices) * _stages_per_process(schedule)
+        places = len(cluster.devices) // (tensor if isinstance(tensor, int) else 1)
+        wanted_stages = stages if isinstance(stages, int) else places * _stages_per_process(schedule)
         count = _microbatches(microbatches, rows, wanted_stages)
         graph = trace(
             model,
@@ -158,22 +164,25 @@ def partition(
         schedule = "1f1b" if count >= wanted_stages else "gpipe"
     workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer)
     with _clock(seconds, "solve"):
-        plan = solve(
+        planned = plan_degrees(
             graph,
             costs,
             cluster,
             workload,
+            tensor=tensor,
             model=name,
             stages=stages,
             granularity=granularity,
             threshold=threshold,
             time_limit_s=time_limit_s,
         )
-    fields = {f.name: getattr(plan, f.name) for f in dataclasses.fields(Plan)}
-    return Partition(**(fields | {"seconds": seconds}), graph=graph, costs=costs)
+    fields = {f.name: getattr(planned.plan, f.name) for f in dataclasses.fields(Plan)}
+    return Partition(**(fields | {"seconds": seconds}), graph=graph, costs=planned.costs)
 
 
-def _check_options(mode: str, schedule: str, optimizer: str, stages: int | str, microbatches: int | str) -> None:
+def _check_options(
+    mode: str, schedule: str, optimizer: str, stages: int | str, tensor: int | str, microbatches: int | str
+) -> None:
     for argument, value, known in (
         ("mode", mode, ("training", "inference")),
         ("schedule", schedule, ("auto", *SCHEDULES)),
@@ -181,7 +190,7 @@ def _check_options(mode: str, schedule: str, optimizer: str, stages: int | str, 
     ):
         if value not in known:
             raise UsageError(f"{argument} must be one of {', '.join(known)}; not {value!r}")
-    for argument, count in (("stages", stages), ("microbatches", microbatches)):
+    for argument, count in (("stages", stages), ("tensor", tensor), ("microbatches", microbatches)):
         if count != "auto" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UsageError(f'{argument} must be a positive number or "auto", not {count!r}')
 

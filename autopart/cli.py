@@ -75,6 +75,7 @@ Model = Annotated[
 Gpus = Annotated[str, typer.Option("--gpus", help="4, 8xH100-80G, 2x8xA100-80G (machines x GPUs), or a cluster file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, also when it fails.")]
 Stages = Annotated[str, typer.Option(help="Number of pipeline stages, or auto.")]
+Tensor = Annotated[str, typer.Option(help="Over how many GPUs the tensors of a stage are split, or auto.")]
 Schedule = Annotated[str, typer.Option(help="gpipe, 1f1b, another schedule of torch.distributed.pipelining, or auto.")]
 Microbatches = Annotated[str, typer.Option(help="Microbatches of one step, or auto.")]
 GlobalBatch = Annotated[int | None, typer.Option(min=1, help="Rows of one step. Default: those of the model's inputs.")]
@@ -93,6 +94,7 @@ def partition_command(
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Write the package there.")] = None,
     as_json: Json = False,
     stages: Stages = "auto",
+    tensor: Tensor = "auto",
     schedule: Schedule = "auto",
     microbatches: Microbatches = "auto",
     global_batch: GlobalBatch = None,
@@ -110,6 +112,7 @@ def partition_command(
         from autopart.report.plan import format_plan
 
         stage_count = _number_or_auto("--stages", stages)
+        tensor_count = _number_or_auto("--tensor", tensor)
         microbatch_count = _number_or_auto("--microbatches", microbatches)
         cluster = Cluster.parse(gpus)
         loaded = _load(model)
@@ -117,6 +120,7 @@ def partition_command(
         options: dict[str, Any] = {
             "mode": mode,
             "stages": stage_count,
+            "tensor": tensor_count,
             "schedule": schedule,
             "microbatches": microbatch_count,
             "global_batch": global_batch,
@@ -191,6 +195,7 @@ def zoo_run_command(
     json_file: Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Also write the rows there.")] = None,
     small: Annotated[bool, typer.Option("--small", help="The small variants.")] = False,
     stages: Stages = "auto",
+    tensor: Tensor = "auto",
     schedule: Schedule = "auto",
     dtype: Dtype = None,
     granularity: Granularity = "auto",
@@ -205,7 +210,8 @@ def zoo_run_command(
         from autopart.zoo_run import as_data, run
 
         cluster, chosen = Cluster.parse(gpus), selected(only)
-        options = {"stages": _number_or_auto("--stages", stages), "schedule": schedule, "dtype": dtype}
+        options: dict[str, Any] = {"schedule": schedule, "dtype": dtype}
+        options |= {"stages": _number_or_auto("--stages", stages), "tensor": _number_or_auto("--tensor", tensor)}
         planned = run(chosen, cluster, small=small, granularity=granularity, time_limit_s=time_limit, **options)
     try:
         with _working():

@@ -88,6 +88,21 @@ class Cluster:
         """The link between two ranks."""
         return self.intra_node if self.nodes[first] == self.nodes[second] else self.inter_node
 
+    def grouped(self, size: int) -> Cluster:
+        """One device for each group of `size` consecutive ranks: what a pipeline of such groups is placed on.
+
+        Raises:
+            UsageError: The ranks cannot be grouped so: they do not divide, or a group has unequal devices.
+        """
+        if len(self) % size:
+            raise UsageError(f"{len(self)} devices cannot be put into groups of {size}")
+        for first in range(0, len(self), size):
+            group = self.devices[first : first + size]
+            if len({device.name for device in group}) > 1:
+                names = ", ".join(device.name for device in group)
+                raise UsageError(f"tensors are split evenly over equal devices, and a group of {size} has {names}")
+        return Cluster(self.devices[::size], self.nodes[::size], self.intra_node, self.inter_node, self.notes)
+
     def __str__(self) -> str:
         machines: dict[int, list[str]] = {}
         for node, device in zip(self.nodes, self.devices, strict=True):

@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autopart.errors import InputFileError
 
-SCHEMA = "autopart-plan/1"
+SCHEMA = "autopart-plan/2"
 
 # How plan files are read: no conversions (a number is not text), no unknown keys.
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -55,6 +55,45 @@ class StagePlan:
 
 
 @dataclass(frozen=True)
+class BlockLayout:
+    """How one block is split over the ranks of a tensor-parallel group.
+
+    Attributes:
+        block: Label of the block (see `autopart.blocks`).
+        splits: Module path -> what is split how, in words ("column: weight 4096 x 4096 by 8 on dimension 0").
+        collectives: "forward all_reduce" and the like -> how many there are in one microbatch.
+        bytes_sent: What a rank sends in one microbatch, both ways.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    block: str
+    splits: Mapping[str, str]
+    collectives: Mapping[str, int]
+    bytes_sent: int
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """How every tensor lies on the ranks of a group, in full: a package is made from it.
+
+    Attributes:
+        state: `state_dict` name -> layout; what is not named is whole on every rank.
+        strategies: Call node of the whole graph -> the strategy it runs by.
+        blocks: The same for people.
+        time_s, lower_bound_s: Computing and collectives of one microbatch in the layout program, and its bound.
+        padding_bytes: Parameters that exist only because a size does not divide, on each rank.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    state: Mapping[str, str]
+    strategies: Mapping[str, str]
+    blocks: tuple[BlockLayout, ...]
+    time_s: float
+    lower_bound_s: float
+    padding_bytes: int
+
+
+@dataclass(frozen=True)
 class Baseline:
     """What a split made by hand would cost under the same predictions."""
 
@@ -75,9 +114,11 @@ class Plan:
         status: "optimal" (proven within the tolerance), "feasible", or "infeasible".
         stopped_by: "proof", "time limit", or "work limit".
         seconds: Wall time of "trace", "profile", "solve", "emit".
-        assignment: Node name (of the primary capture) -> stage.
+        assignment: Node name (of the primary capture; of the local one where tensors are split) -> stage.
         granularity: "block" or "operator": where cuts were allowed in the chosen plan.
         alternatives: What the other granularity would have cost: granularity -> step time in seconds.
+        degrees: Tensor degree -> step time in seconds of the best plan found with it.
+        layouts: How tensors are split; None where `strategy.tensor` is 1.
         cluster: The cluster as plain data, so that the file stands alone.
     """
 
@@ -100,6 +141,8 @@ class Plan:
     dtype: str
     cluster: Mapping[str, Any]
     alternatives: Mapping[str, float] = field(default_factory=dict)
+    degrees: Mapping[str, float] = field(default_factory=dict)
+    layouts: Layouts | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -193,6 +236,8 @@ def _check(plan: Plan, where: str) -> None:
         raise InputFileError(
             f"{where}: key 'per_stage' has {len(plan.per_stage)} stages, 'strategy.stages' is {stages}"
         )
+    if (plan.strategy.tensor > 1) != (plan.layouts is not None):
+        raise InputFileError(f"{where}: key 'layouts' does not fit 'strategy.tensor', {plan.strategy.tensor}")
     for node, stage in plan.assignment.items():
         if stage >= stages:
             raise InputFileError(f"{where}: key {_short('assignment.' + node)} is stage {stage} of {stages}")
@@ -207,7 +252,7 @@ def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
     elif isinstance(value, tuple):
         for i, child in enumerate(value):
             yield from _numbers(f"{key}.{i}", child)
-    elif isinstance(value, (Strategy, StagePlan, Baseline)):
+    elif isinstance(value, (Strategy, StagePlan, Baseline, Layouts, BlockLayout)):
         yield from _numbers(key, {f.name: getattr(value, f.name) for f in fields(value)})
 
 

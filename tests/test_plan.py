@@ -6,7 +6,7 @@ import random
 import pytest
 
 from autopart.errors import InputFileError
-from autopart.plan import SCHEMA, Baseline, Plan, StagePlan, Strategy
+from autopart.plan import SCHEMA, Baseline, BlockLayout, Layouts, Plan, StagePlan, Strategy
 
 
 def make_plan(**changes):
@@ -37,6 +37,11 @@ def make_plan(**changes):
     return Plan(**(fields | changes))
 
 
+def make_layouts():
+    block = BlockLayout("h.0", {"h.0.attn": "column: weight 8 x 4 by 2 on dimension 0"}, {"forward all_reduce": 2}, 512)
+    return Layouts({"h.0.attn.weight": "S(0)"}, {"linear": "n: R*, S(0) -> S(1)"}, (block,), 0.5, 0.25, 16)
+
+
 def refused(text):
     with pytest.raises(InputFileError) as error:
         Plan.from_json(text, where="plan.json")
@@ -57,6 +62,16 @@ def test_a_plan_is_read_back_as_it_was_written():
     assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
 
 
+def test_a_plan_that_splits_tensors_is_read_back_as_it_was_written():
+    plan = make_plan(strategy=Strategy(2, 2, 1, 0, "1f1b", 4, 2), layouts=make_layouts(), degrees={"1": 10.0, "2": 9.5})
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_layouts_belong_to_plans_that_split_tensors():
+    assert "layouts" in refused(make_plan(layouts=make_layouts()).to_json())
+    assert "layouts" in refused(make_plan(strategy=Strategy(2, 2, 1, 0, "1f1b", 4, 2)).to_json())
+
+
 def test_the_file_has_the_names_of_the_contract_in_sorted_order():
     data = json.loads(make_plan().to_json())
     assert data["schema"] == SCHEMA
@@ -71,7 +86,7 @@ def test_the_file_has_the_names_of_the_contract_in_sorted_order():
 
 def test_a_missing_key_is_named():
     data = json.loads(make_plan().to_json())
-    for key in set(data) - {"schema", "alternatives", "seconds", "notes", "versions"}:
+    for key in set(data) - {"schema", "alternatives", "degrees", "layouts", "seconds", "notes", "versions"}:
         assert key in refused(json.dumps({k: v for k, v in data.items() if k != key}))
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 from autopart.cluster import Cluster
-from autopart.plan import Baseline, Plan
+from autopart.plan import Baseline, BlockLayout, Plan
 from autopart.report.text import count, gibibytes, milliseconds, percent, printable, table
+from autopart.units import format_bytes
 
 
 def format_plan(plan: Plan) -> str:
     """Everything a person wants to know of a plan, as lines of text."""
     cluster = Cluster.from_data(plan.cluster)
     parts = [_heading(plan, cluster), _stages(plan), _totals(plan)]
+    if plan.layouts is not None:
+        parts.append(_blocks(plan.layouts.blocks, plan.strategy.tensor))
     if plan.baselines:
         parts.append(_baselines(plan))
     notes = dict.fromkeys((*cluster.notes, *plan.notes))
@@ -22,6 +28,8 @@ def format_plan(plan: Plan) -> str:
 def _heading(plan: Plan, cluster: Cluster) -> str:
     strategy = plan.strategy
     stages = "1 stage" if strategy.stages == 1 else f"{strategy.stages} stages"
+    if strategy.tensor > 1:
+        stages += f" x {strategy.tensor} tensor ranks"
     rows = "1 row" if strategy.microbatch_size == 1 else f"{strategy.microbatch_size} rows"
     return (
         f"{printable(plan.model)} on {cluster}: {stages}, {strategy.schedule}, "
@@ -57,11 +65,43 @@ def _totals(plan: Plan) -> str:
         ("balance", f"{plan.balance:.3f} (mean stage time / worst stage time)"),
         ("cuts", _cuts(plan)),
     ]
+    if len(plan.degrees) > 1:
+        degrees = [f"{t}: {milliseconds(time_s)} ms" for t, time_s in plan.degrees.items()]
+        rows.append(("tensor ranks", ", ".join(degrees)))
     steps = [step for step in ("trace", "profile", "solve", "emit") if step in plan.seconds]
     if steps:
         rows.append(("made in", ", ".join(f"{step} {plan.seconds[step]:.1f} s" for step in steps)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def _blocks(blocks: tuple[BlockLayout, ...], t: int) -> str:
+    """What is split how, and what a rank sends for one microbatch; blocks that differ in numbers alone are one row."""
+    alike: dict[tuple[str, ...], list[BlockLayout]] = {}
+    for block in blocks:
+        words = _words(block)
+        alike.setdefault((re.sub(r"\d+", "#", block.block), *words, _collectives(block)), []).append(block)
+    rows = []
+    for (_, *words, collectives), found in alike.items():
+        label = found[0].block + (f" and {len(found) - 1} like it" if len(found) > 1 else "")
+        rows.append(
+            (printable(label), "\n".join(map(printable, words)), collectives, format_bytes(found[0].bytes_sent))
+        )
+    return table(rows, ["block", f"split over {t} ranks", "collectives of one microbatch", "a rank sends"], (0, 1, 2))
+
+
+def _words(block: BlockLayout) -> list[str]:
+    """ "column: q_proj, k_proj" for each way in which modules of the block are split."""
+    modules: dict[str, list[str]] = {}
+    for path, text in block.splits.items():
+        name = path.removeprefix(f"{block.block}.") if path != block.block else path.rpartition(".")[2]
+        modules.setdefault(text.partition(":")[0], []).append(name)
+    return [f"{how}: {', '.join(names)}" for how, names in modules.items()]
+
+
+def _collectives(block: BlockLayout) -> str:
+    found = Counter(block.collectives)
+    return ", ".join(f"{number} {name.replace('_', '-')}" for name, number in sorted(found.items()) if number) or "none"
 
 
 def _proof(plan: Plan) -> str:

@@ -1,5 +1,9 @@
-"""(Graph, Costs, Cluster, Workload) -> Plan."""
+"""(Graph, Costs, Cluster, Workload) -> Plan; and, for one tensor degree, -> layouts."""
 
+from autopart.solver.baselines import by_hand
+from autopart.solver.layout_problem import group_link
+from autopart.solver.layouts import LayoutChoice, choose_layouts
+from autopart.solver.lowering import lower, usable_bytes
 from autopart.solver.solve import solve
 
-__all__ = ["solve"]
+__all__ = ["LayoutChoice", "by_hand", "choose_layouts", "group_link", "lower", "solve", "usable_bytes"]

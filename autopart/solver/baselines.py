@@ -7,15 +7,43 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from autopart.cluster import Cluster
+from autopart.costs import Costs
+from autopart.graph import Graph
 from autopart.plan import Baseline
+from autopart.solver.granularity import block_groups, is_layer
+from autopart.solver.lowering import Lowered, lower
 from autopart.solver.prefixes import cut_order
 from autopart.solver.problem import Problem
+from autopart.solver.reductions import condense
 from autopart.solver.score import score
 from autopart.units import format_bytes
+from autopart.workload import Workload
 
 ONE_DEVICE = "one device"
 UNIFORM_LAYERS = "uniform layers"
 BALANCED_PARAMETERS = "balanced parameters"
+
+
+def by_hand(lowered: Lowered, graph: Graph, costs: Costs, cluster: Cluster, workload: Workload) -> tuple[Baseline, ...]:
+    """One device; blocks by count; parameters in equal shares. A split by hand is made between blocks.
+
+    Args:
+        lowered: The graph in as many stages as the splits by hand shall have.
+    """
+    stages = lowered.problem.stages
+    blocks = block_groups(graph, lowered.calls)
+    problem, united = condense(lowered.problem, [*lowered.groups, *map(tuple, blocks.values())])
+    items = list(dict.fromkeys(united[calls[0]] for label, calls in blocks.items() if is_layer(label)))
+    alone = dataclasses.replace(workload, schedule="gpipe")
+    single = lower(graph, costs, cluster, alone, 1).problem
+    layers = uniform_layers(problem, items) if items else None
+    few = f"{len(items)} layers are not enough for {stages} stages"
+    return (
+        valued(ONE_DEVICE, single, [0] * single.items),
+        valued(UNIFORM_LAYERS, problem, layers, few),
+        valued(BALANCED_PARAMETERS, problem, balanced_parameters(problem), "too few places to cut"),
+    )
 
 
 def valued(name: str, problem: Problem, assignment: Sequence[int] | None, reason: str | None = None) -> Baseline:

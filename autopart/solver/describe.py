@@ -1,4 +1,4 @@
-"""A chosen assignment as a Plan: what each stage costs, what hand-made splits would, and notes for people."""
+"""A chosen assignment as a Plan: what each stage costs, what splits by hand would, and notes for people."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from autopart.cluster import Cluster
 from autopart.costs import Costs
 from autopart.graph import Graph
 from autopart.graph_signature import signature
-from autopart.plan import Baseline, Plan, StagePlan, Strategy
-from autopart.solver import baselines
-from autopart.solver.granularity import Granularity, block_groups, is_layer
-from autopart.solver.lowering import RESERVE_SHARE, Lowered, lower
-from autopart.solver.reductions import condense
+from autopart.plan import Plan, StagePlan, Strategy
+from autopart.solver.baselines import by_hand
+from autopart.solver.granularity import Granularity
+from autopart.solver.lowering import RESERVE_SHARE, Lowered
 from autopart.solver.score import Score, score
 from autopart.solver.search import Stop
 from autopart.workload import Workload
@@ -86,7 +85,7 @@ def describe(
         stopped_by=choice.stopped_by,
         per_stage=per_stage,
         balance=sum(times) / len(times) / max(times) if max(times) else 1.0,
-        baselines=_baselines(choice, graph, costs, cluster, workload),
+        baselines=by_hand(choice.lowered, graph, costs, cluster, workload),
         assignment={node.name: s for node, s in zip(choice.lowered.calls, choice.assignment, strict=True)},
         signature=signature(graph),
         granularity=choice.granularity,
@@ -124,28 +123,6 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
             )
         )
     return tuple(stages)
-
-
-def _baselines(
-    choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, workload: Workload
-) -> tuple[Baseline, ...]:
-    """One device; blocks by count; parameters in equal shares. A split by hand is made between blocks."""
-    lowered = choice.lowered
-    stages = lowered.problem.stages
-    blocks = block_groups(graph, lowered.calls)
-    problem, united = condense(lowered.problem, [*lowered.groups, *map(tuple, blocks.values())])
-    items = list(dict.fromkeys(united[calls[0]] for label, calls in blocks.items() if is_layer(label)))
-    alone = dataclasses.replace(workload, schedule="gpipe")
-    single = lower(graph, costs, cluster, alone, 1).problem
-    layers = baselines.uniform_layers(problem, items) if items else None
-    few = f"{len(items)} layers are not enough for {stages} stages"
-    return (
-        baselines.valued(baselines.ONE_DEVICE, single, [0] * single.items),
-        baselines.valued(baselines.UNIFORM_LAYERS, problem, layers, few),
-        baselines.valued(
-            baselines.BALANCED_PARAMETERS, problem, baselines.balanced_parameters(problem), "too few places to cut"
-        ),
-    )
 
 
 def _idle_notes(times: Sequence[float]) -> list[str]:

@@ -9,7 +9,7 @@ from math import inf
 
 from autopart.cluster import Cluster
 from autopart.costs import Costs
-from autopart.errors import CaptureError, LimitError, UsageError
+from autopart.errors import CaptureError, InfeasibleError, LimitError, UsageError
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
@@ -25,7 +25,7 @@ from autopart.workload import OPTIMIZER_STATES, Workload
 GRANULARITIES = ("auto", "block", "operator")
 # Of the time limit, what the search for fewer stages and the one between blocks may take at most.
 SIDE_SHARE = 0.2
-# Wall time for finding what would make an infeasible request fit.
+# Wall time for finding what would make an infeasible request fit, by default.
 EXPLAIN_S = 15.0
 
 
@@ -41,6 +41,7 @@ def solve(
     threshold: float = 0.01,
     tolerance: float = 0.001,
     time_limit_s: float = 30.0,
+    explain_s: float = EXPLAIN_S,
 ) -> Plan:
     """Assign every call of the graph to a pipeline stage so that one step is as fast as possible.
 
@@ -51,6 +52,7 @@ def solve(
             cuts anywhere gain more than `threshold` (a share of the step time).
         tolerance: The gap, (value - bound) / value, at which a plan counts as optimal and the search ends.
         time_limit_s: Wall time after which the best plan so far is returned.
+        explain_s: Wall time for finding what would make an infeasible request fit; 0: the error does not say.
 
     Returns:
         The plan. `lower_bound_s` holds for every legal split into that many stages, between blocks or not, unless
@@ -69,7 +71,9 @@ def solve(
     try:
         choice = request.best(count, time_limit_s) if stages != "auto" else request.automatic(count, time_limit_s)
     except _DoesNotFit as refusal:
-        raise explain(graph, costs, cluster, workload, refusal.lowered, EXPLAIN_S) from None
+        if not explain_s:
+            raise InfeasibleError(f"{graph.name}: {refusal}") from None
+        raise explain(graph, costs, cluster, workload, refusal.lowered, explain_s) from None
     return describe(choice, graph, costs, cluster, workload, model, tolerance, time.monotonic() - start)
 
 

@@ -1,0 +1,213 @@
+"""How many ranks split the tensors of a stage: each tensor degree is planned by itself, and the fastest plan wins.
+
+At a degree t the layouts are chosen first, for the whole graph (`solver.layouts`); they give the local graph that t
+ranks run, whose costs are predicted anew; and its stages are chosen with groups of t ranks as devices. What choosing
+one after the other loses against choosing both at once is measured by `python -m benchmarks.joint_optimum`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from autopart.cluster import Cluster
+from autopart.costs import Costs
+from autopart.errors import AutopartError, CaptureError, InfeasibleError, LimitError, UsageError
+from autopart.graph import Graph
+from autopart.graph_signature import signature
+from autopart.plan import BlockLayout, Layouts, Plan, StagePlan
+from autopart.profiler import profile
+from autopart.runtime.schedules import SCHEDULES
+from autopart.sharding import LocalGraph, rewrite, written
+from autopart.solver import LayoutChoice, by_hand, choose_layouts, group_link, lower, solve, usable_bytes
+from autopart.solver.pipeline import IN_FLIGHT
+from autopart.workload import Workload
+
+# The largest degree that is tried unasked: a group has to stay within a machine.
+MOST_RANKS = 16
+# Where the fastest layouts do not fit, layouts are asked for that leave the stages this much of their memory in all.
+MEMORY_SHARES = (0.95, 0.8, 0.6)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan for one tensor degree, and the predicted costs that it rests on."""
+
+    plan: Plan
+    costs: Costs
+
+
+def plan_degrees(
+    graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, *, tensor: int | str = "auto", **options: Any
+) -> Planned:
+    """The fastest plan over tensor degrees.
+
+    Args:
+        costs: Of the whole graph.
+        tensor: The degree, or "auto": every one that divides the devices into groups within a machine.
+        options: Further arguments of `solver.solve`; of its time limit each degree gets an equal share.
+
+    Raises:
+        UsageError: The devices cannot be grouped as asked.
+        InfeasibleError, LimitError, CaptureError: There is no plan at any degree; the message is that of the smallest.
+    """
+    degrees = [tensor] if isinstance(tensor, int) else list(_degrees(cluster, workload, options.get("stages", "auto")))
+    limit = options.pop("time_limit_s", 30.0) / len(degrees)
+    found: dict[int, Planned] = {}
+    reasons: dict[int, AutopartError] = {}
+    for t in degrees:
+        try:
+            found[t] = _at_degree(
+                graph, costs, cluster, workload, t, {**options, "time_limit_s": limit, "explain_s": 0.0}
+            )
+        except (InfeasibleError, LimitError, CaptureError) as error:
+            reasons[t] = error
+    if not found:
+        if degrees[0] == 1:
+            solve(graph, costs, cluster, workload, time_limit_s=limit, **options)  # raises, and says what would fit
+        raise _nothing(graph, cluster, degrees[0], reasons[degrees[0]])
+    best = min(found, key=lambda t: found[t].plan.step_time_s)
+    return replace(found[best], plan=_compared(best, found, reasons))
+
+
+def _nothing(graph: Graph, cluster: Cluster, t: int, error: AutopartError) -> AutopartError:
+    if not isinstance(error, InfeasibleError) or t == 1:
+        return error
+    return InfeasibleError(
+        f"{graph.name} does not fit on {cluster} with its tensors split over {t} ranks",
+        "Split over more ranks, name more or larger devices, or give smaller microbatches.",
+    )
+
+
+def _degrees(cluster: Cluster, workload: Workload, stages: int | str) -> Iterator[int]:
+    """Every degree worth trying; 1 is always one."""
+    yield 1
+    per_process = SCHEDULES[workload.schedule].stages_per_process
+    needed = per_process if stages == "auto" else int(stages)
+    for t in range(2, min(len(cluster), MOST_RANKS) + 1):
+        if len(cluster) % t or needed > len(cluster) // t * per_process:
+            continue
+        machines = {cluster.nodes[first : first + t] for first in range(0, len(cluster), t)}
+        if any(len(set(group)) > 1 for group in machines):
+            continue
+        try:
+            cluster.grouped(t)
+        except UsageError:
+            continue
+        yield t
+
+
+def _at_degree(
+    graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, t: int, options: dict[str, Any]
+) -> Planned:
+    if t == 1:
+        return Planned(solve(graph, costs, cluster, workload, **options), costs)
+    places = cluster.grouped(t)
+    stages = len(places) * SCHEDULES[workload.schedule].stages_per_process
+    if options.get("stages", "auto") != "auto":
+        stages = options["stages"]
+    memory = usable_bytes(places.devices[0]) * len(places)
+    budgets: Sequence[float | None] = (None, *(share * memory for share in MEMORY_SHARES))
+    for budget in budgets:
+        chosen = choose_layouts(
+            graph,
+            costs,
+            cluster,
+            t,
+            optimizer=workload.optimizer,
+            in_flight=IN_FLIGHT[workload.schedule](workload.microbatches, stages // 2, stages),
+            memory_bytes=budget,
+            time_limit_s=options["time_limit_s"],
+        )
+        try:
+            return plan_layouts(graph, chosen, costs, cluster, workload, options)
+        except InfeasibleError:
+            if budget == budgets[-1]:
+                raise
+    raise AssertionError("the last budget returns or raises")
+
+
+def plan_layouts(
+    graph: Graph,
+    chosen: LayoutChoice,
+    costs: Costs,
+    cluster: Cluster,
+    workload: Workload,
+    options: dict[str, Any],
+) -> Planned:
+    """The best stages for given layouts.
+
+    Args:
+        costs: Of the whole graph.
+        options: Further arguments of `solver.solve`.
+    """
+    t = chosen.tensor
+    places = cluster.grouped(t)
+    local = rewrite(graph, chosen.choice, t)
+    local_costs = profile(local, places, group_link(cluster, t))
+    plan = solve(local, local_costs, places, workload, **options)
+    hand_stages = len(cluster) * SCHEDULES[workload.schedule].stages_per_process
+    plan = replace(
+        plan,
+        strategy=replace(plan.strategy, tensor=t),
+        per_stage=tuple(_ranks(stage, t) for stage in plan.per_stage),
+        baselines=by_hand(lower(graph, costs, cluster, workload, hand_stages), graph, costs, cluster, workload),
+        signature=signature(graph),
+        cluster=cluster.to_data(),
+        layouts=_layouts(graph, local, chosen),
+    )
+    return Planned(plan, local_costs)
+
+
+def _ranks(stage: StagePlan, t: int) -> StagePlan:
+    """A stage on groups as a stage on their ranks."""
+    return replace(stage, devices=tuple(rank for place in stage.devices for rank in range(place * t, place * t + t)))
+
+
+def _layouts(graph: Graph, local: LocalGraph, chosen: LayoutChoice) -> Layouts:
+    state, strategies = written(graph, chosen.choice)
+    padding = 0
+    for key, split in local.shards.items():
+        if split is not None and split.padded(chosen.tensor):
+            padding += local.state[key].bytes - graph.state[key].bytes // chosen.tensor
+    blocks = tuple(
+        BlockLayout(
+            block.block,
+            dict(block.splits),
+            {f"{direction} {collective}": count for (direction, collective), count in block.collectives.items()},
+            block.bytes,
+        )
+        for block in chosen.blocks
+    )
+    return Layouts(state, strategies, blocks, chosen.time_s, chosen.lower_bound_s, padding)
+
+
+def _compared(best: int, found: dict[int, Planned], reasons: dict[int, AutopartError]) -> Plan:
+    """The winner's plan, with what the other degrees reach; its bound holds for all of them."""
+    plan = found[best].plan
+    bound = min(planned.plan.lower_bound_s for planned in found.values())
+    gap = max(0.0, (plan.step_time_s - bound) / plan.step_time_s) if plan.step_time_s else 0.0
+    notes = [
+        f"splitting tensors over {t} ranks was not planned: {str(error).partition(chr(10))[0]}"
+        if t > 1
+        else f"stages alone were not planned: {str(error).partition(chr(10))[0]}"
+        for t, error in reasons.items()
+    ]
+    if plan.layouts is not None:
+        layouts = plan.layouts
+        short = (layouts.time_s - layouts.lower_bound_s) / layouts.time_s if layouts.time_s else 0.0
+        notes.append(
+            f"layouts were chosen before stages; by themselves they are within {short:.2%} of the fastest. The lower "
+            "bound is that of the stages, for the layouts chosen at each tensor degree"
+        )
+        if layouts.padding_bytes:
+            notes.append(f"sizes that do not divide are padded: {layouts.padding_bytes:,} bytes of zeros on each rank")
+    return replace(
+        plan,
+        lower_bound_s=min(bound, plan.step_time_s),
+        gap=gap,
+        status=plan.status if gap <= max(plan.gap, 0.001) else "feasible",
+        degrees={str(t): planned.plan.step_time_s for t, planned in found.items()},
+        notes=(*plan.notes, *notes),
+    )
