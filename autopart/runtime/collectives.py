@@ -136,6 +136,11 @@ def group() -> Ranks:
     return _current[0]
 
 
+def shapes_only() -> bool:
+    """Whether results have a shape but no meaning: there are no other ranks, and values need not be known."""
+    return bool(_current) and isinstance(_current[0], ShapeRanks)
+
+
 Move = Callable[[Ranks, torch.Tensor], torch.Tensor]
 
 
@@ -278,6 +283,7 @@ __all__ = [
     "reduce_scatter",
     "share",
     "share_gradient",
+    "shapes_only",
     "split",
     "use",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .collectives import ShapeRanks, all_reduce, group
+from .collectives import all_reduce, group, shapes_only
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def rank_stream(device: torch.device) -> Iterator[None]:
     activation checkpoint, which restores that generator, repeats it.
     """
     ranks = group()
-    if isinstance(ranks, ShapeRanks):
+    if shapes_only():
         yield
         return
     seed = int(torch.randint(2**48, ()).item()) * ranks.size + ranks.rank
@@ -172,14 +172,13 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> tor
         weight: [groups, k, n].
         ends: The row behind each group's last, [groups]; rows behind the last group give zeros.
     """
-    if isinstance(group(), ShapeRanks):  # how many rows a group has is not known
-        return x @ weight[0]
-    results, start = [], 0
-    for number, end in enumerate(ends.tolist()):
-        results.append(x[start:end] @ weight[number])
-        start = end
-    results.append(x[start:] @ torch.zeros_like(weight[0]))
-    return torch.cat(results)
+    with torch.autocast(x.device.type, enabled=False):
+        if shapes_only():  # how many rows a group has is not known
+            return x @ weight[0]
+        borders = [0, *ends.tolist(), x.shape[0]]
+        *rows, rest = x.split([end - start for start, end in zip(borders, borders[1:], strict=False)])
+        products = [own @ matrix for own, matrix in zip(rows, weight.unbind(), strict=True)]
+        return torch.cat([*products, rest.new_zeros(rest.shape[0], weight.shape[2])])
 
 
 def grouped_mm_of_own_experts(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
