@@ -16,13 +16,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
+from . import collectives
 from .errors import PackageError
 from .interface import Pipeline, Value
+from .shards import piece_size
 from .work import Work
 
 
@@ -55,25 +58,36 @@ def real_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.empty((), dtype=dtype, device="meta").real.dtype
 
 
-def wire_metadata(values: tuple[Value, ...], dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+def real_shape(value: Value) -> tuple[int, ...]:
+    return (*value.shape, 2) if value.dtype.is_complex else value.shape
+
+
+def wire_shape(value: Value, ranks: int) -> tuple[int, ...]:
+    """The shape of what one of `ranks` tensor ranks sends: of a scattered value, its piece of the elements."""
+    return (piece_size(prod(real_shape(value)), ranks),) if value.scattered else real_shape(value)
+
+
+def wire_metadata(values: tuple[Value, ...], dtype: torch.dtype, ranks: int) -> tuple[torch.Tensor, ...]:
     """Meta tensors of what crosses a boundary in training: the token, then every value; complex as pairs of reals."""
     token = torch.empty(1, dtype=dtype, device="meta", requires_grad=True)
     wires = [token]
     for value in values:
-        shape = (*value.shape, 2) if value.dtype.is_complex else value.shape
-        wires.append(
-            torch.empty(shape, dtype=real_dtype(value.dtype), device="meta", requires_grad=value.requires_grad)
-        )
+        shape, real = wire_shape(value, ranks), real_dtype(value.dtype)
+        wires.append(torch.empty(shape, dtype=real, device="meta", requires_grad=value.requires_grad))
     return tuple(wires)
 
 
-def to_wire(tensor: torch.Tensor) -> torch.Tensor:
-    """Process groups do not send complex numbers: they travel as pairs of reals."""
-    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+def to_wire(tensor: torch.Tensor, value: Value) -> torch.Tensor:
+    """What is sent of a value. Process groups do not send complex numbers: they travel as pairs of reals."""
+    real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+    return collectives.split(real.flatten(), 0) if value.scattered else real
 
 
-def from_wire(tensor: torch.Tensor, value: Value) -> torch.Tensor:
-    return torch.view_as_complex(tensor) if value.dtype.is_complex else tensor
+def from_wire(wire: torch.Tensor, value: Value) -> torch.Tensor:
+    if value.scattered:
+        shape = real_shape(value)
+        wire = collectives.all_gather(wire, 0, (prod(shape),)).view(shape)
+    return torch.view_as_complex(wire) if value.dtype.is_complex else wire
 
 
 class StageAdapter(nn.Module):
@@ -122,7 +136,7 @@ class StageAdapter(nn.Module):
         if self.is_last:
             assert self.loss is not None
             return gated(token, [known[self.loss] * self.work.loss_scale], [True])[1:]
-        return gated(token, [to_wire(known[v.name]) for v in self.sent], [v.requires_grad for v in self.sent])
+        return gated(token, [to_wire(known[v.name], v) for v in self.sent], [v.requires_grad for v in self.sent])
 
     def run(self, number: int, received: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Every value known after this stage for one microbatch: those received and those it computed.

@@ -14,9 +14,10 @@ from torch.distributed import pipelining
 from torch.distributed.pipelining import PipelineStage
 
 from .batches import cut, join
-from .boundary import StageAdapter, from_wire, real_dtype, to_wire, wire_metadata
+from .boundary import StageAdapter, from_wire, real_dtype, to_wire, wire_metadata, wire_shape
 from .errors import PackageError
 from .interface import Pipeline
+from .mesh import Mesh
 from .schedules import SCHEDULES, ScheduleInfo, process_of_stage
 from .structure import decode
 from .ties import Ties
@@ -29,6 +30,7 @@ class Engine(ABC):
     Attributes:
         pipeline: The package's table, in the dtype of the run.
         modules: The emitted stages of this process, by index.
+        mesh: This process among the others.
         has_loss: Whether this process holds the last stage, hence the loss and the outputs.
     """
 
@@ -37,12 +39,14 @@ class Engine(ABC):
         pipeline: Pipeline,
         modules: Mapping[int, nn.Module],
         *,
+        mesh: Mesh,
         microbatches: int,
         device: torch.device,
         seed: int = 0,
     ) -> None:
         self.pipeline = pipeline
         self.modules = dict(modules)
+        self.mesh = mesh
         self.microbatches = microbatches
         self.device = device
         self.seed = seed
@@ -113,6 +117,10 @@ class Engine(ABC):
         return Work(inputs, self.seed, self.steps_done, loss_scale, wanted, self.last)
 
     @abstractmethod
+    def place(self, stage: int) -> int:
+        """The pipeline place that holds a stage."""
+
+    @abstractmethod
     def _train(self, work: Work) -> None: ...
 
     @abstractmethod
@@ -120,11 +128,17 @@ class Engine(ABC):
 
 
 class OneProcess(Engine):
-    """Every stage in this process, one microbatch after the other; nothing is sent."""
+    """Every stage in this process, one microbatch after the other; nothing crosses from place to place.
+
+    With tensor ranks, each of them is such a process.
+    """
 
     def __init__(self, pipeline: Pipeline, modules: Mapping[int, nn.Module], **options: Any) -> None:
         super().__init__(pipeline, modules, **options)
-        self.ties = Ties(pipeline, self.modules, lambda stage: 0)
+        self.ties = Ties(pipeline, self.modules, self.place, self.mesh)
+
+    def place(self, stage: int) -> int:
+        return 0
 
     def _train(self, work: Work) -> None:
         assert self.pipeline.loss is not None
@@ -150,7 +164,7 @@ class OneProcess(Engine):
 
 
 class Pipelined(Engine):
-    """One or two stages in this process, the others in the processes of the default process group.
+    """One or two stages in this process, the others in those of its tensor rank in other places.
 
     Args:
         schedule: A key of `SCHEDULES`.
@@ -160,17 +174,19 @@ class Pipelined(Engine):
     def __init__(self, pipeline: Pipeline, modules: Mapping[int, nn.Module], *, schedule: str, **options: Any) -> None:
         super().__init__(pipeline, modules, **options)
         self.info = SCHEDULES[schedule]
-        count = len(pipeline.stages)
-        self.ties = Ties(pipeline, self.modules, lambda stage: process_of_stage(stage, count, self.info))
+        self.ties = Ties(pipeline, self.modules, self.place, self.mesh)
         if pipeline.loss is not None:
             self._stages = [self._torch_stage(index) for index in sorted(self.modules)]
             self._schedule = _build(schedule, self.info, self._stages, self.microbatches)
 
+    def place(self, stage: int) -> int:
+        return process_of_stage(stage, len(self.pipeline.stages), self.info)
+
     def _torch_stage(self, index: int) -> PipelineStage:
         stages, boundaries = self.pipeline.stages, self.pipeline.boundaries
-        received = wire_metadata(boundaries[index - 1], self.pipeline.dtype) if index else ()
+        received = wire_metadata(boundaries[index - 1], self.pipeline.dtype, self.mesh.ranks) if index else ()
         if index < self.last:
-            sent = wire_metadata(boundaries[index], self.pipeline.dtype)
+            sent = wire_metadata(boundaries[index], self.pipeline.dtype, self.mesh.ranks)
         else:
             sent = (torch.empty((), dtype=self.pipeline.dtype, device="meta", requires_grad=True),)
         return PipelineStage(
@@ -180,6 +196,7 @@ class Pipelined(Engine):
             self.device,
             input_args=received,
             output_args=sent,
+            group=self.mesh.pipeline,
             dw_builder=(lambda: lambda: None) if stages[index].whole_backward else None,
         )
 
@@ -204,55 +221,62 @@ class Pipelined(Engine):
                 if received is None:
                     received = self._receive(index)
                 known = adapter.run(number, received)
-                sent = {v.name: known[v.name] for v in adapter.sent}
                 if index + 1 in self.adapters:
-                    local[index + 1, number] = sent
+                    local[index + 1, number] = {v.name: known[v.name] for v in adapter.sent}
                 else:
-                    sends += self._send(index, list(sent.values()))
+                    sends += self._send(index, known)
         for request, _ in sends:
             if request is not None:
                 request.wait()
 
-    def _process(self, stage: int) -> int:
-        return process_of_stage(stage, len(self.pipeline.stages), self.info)
-
     def _receive(self, index: int) -> dict[str, torch.Tensor]:
         received = {}
         for value in self.adapters[index].received:
-            shape = (*value.shape, 2) if value.dtype.is_complex else value.shape
-            buffer = torch.empty(shape, dtype=real_dtype(value.dtype), device=self.device)
-            dist.recv(buffer, self._process(index - 1))
+            shape, dtype = wire_shape(value, self.mesh.ranks), real_dtype(value.dtype)
+            buffer = torch.empty(shape, dtype=dtype, device=self.device)
+            dist.recv(buffer, group=self.mesh.pipeline, group_src=self.place(index - 1))
             received[value.name] = from_wire(buffer, value)
         return received
 
-    def _send(self, index: int, tensors: list[torch.Tensor]) -> list[tuple[dist.Work | None, torch.Tensor]]:
+    def _send(self, index: int, known: Mapping[str, torch.Tensor]) -> list[tuple[dist.Work | None, torch.Tensor]]:
         if index == self.last:
             return []
-        wires = [to_wire(t).contiguous() for t in tensors]
+        wires = [to_wire(known[v.name], v).contiguous() for v in self.adapters[index].sent]
         # A tensor must stay alive until it is sent, so it is kept beside its request.
-        return [(dist.isend(wire, self._process(index + 1)), wire) for wire in wires]
+        target = self.place(index + 1)
+        return [(dist.isend(wire, group=self.mesh.pipeline, group_dst=target), wire) for wire in wires]
 
 
 def stages_of_process(pipeline: Pipeline, schedule: str, process: int, processes: int) -> list[int]:
-    """The stages that a process holds, in order.
+    """The stages that a process holds, in order: all, where there is one pipeline place.
 
     Raises:
         PackageError: The package's stages do not fit this schedule on this number of processes.
     """
     if schedule not in SCHEDULES:
         raise PackageError(f"unknown schedule {schedule!r}; choose from {', '.join(SCHEDULES)}")
-    info, count = SCHEDULES[schedule], len(pipeline.stages)
-    if count != processes * info.stages_per_process:
-        fitting = [
-            f"{count // i.stages_per_process} ({name})"
-            for name, i in SCHEDULES.items()
-            if count % i.stages_per_process == 0
-        ]
-        raise PackageError(
-            f"schedule {schedule} puts {info.stages_per_process} of the package's {count} stages on each process, and "
-            f"there are {processes} processes; what fits: {', '.join(fitting)}"
-        )
-    return [s for s in range(count) if process_of_stage(s, count, info) == process]
+    info, count, ranks = SCHEDULES[schedule], len(pipeline.stages), pipeline.tensor
+    if processes == ranks:
+        return list(range(count))
+    if count * ranks != processes * info.stages_per_process:
+        raise PackageError(_misfit(pipeline, schedule, processes))
+    return [s for s in range(count) if process_of_stage(s, count, info) == process // ranks]
+
+
+def _misfit(pipeline: Pipeline, schedule: str, processes: int) -> str:
+    stages, ranks = len(pipeline.stages), pipeline.tensor
+    needed = {
+        name: stages // info.stages_per_process * ranks
+        for name, info in SCHEDULES.items()
+        if stages % info.stages_per_process == 0
+    }
+    if schedule in needed:
+        needs = f"this package needs {needed[schedule]} processes ({pipeline.size}) under schedule {schedule}"
+        reason = f"{needs}, not {processes} {'process' if processes == 1 else 'processes'}"
+    else:
+        reason = f"schedule {schedule} puts two stages on each process, which {stages} stages do not fill"
+    fitting = ", ".join(f"{count} ({name})" for name, count in needed.items())
+    return f"{reason}; what fits: {fitting}, {ranks} (all stages in each)"
 
 
 def in_dtype(pipeline: Pipeline, dtype: torch.dtype) -> Pipeline:

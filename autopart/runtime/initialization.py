@@ -1,4 +1,4 @@
-"""Random initial weights: drawn per name, so that they do not depend on how the model is split."""
+"""Random initial weights: drawn per name and whole, so that they do not depend on how the model is split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from .errors import PackageError
 from .interface import Pipeline
-from .weights import original_names
+from .weights import original_names, own_part, whole_shape
 
 Rule = tuple[Any, ...]
 """("constant", value), ("normal", mean, standard deviation), ("uniform", low, high), ("data", values row by row)"""
@@ -24,8 +24,11 @@ DRAWS: dict[str, Callable[..., torch.Tensor]] = {
 }
 
 
-def initialize(pipeline: Pipeline, modules: Mapping[int, nn.Module], seed: int) -> None:
+def initialize(pipeline: Pipeline, modules: Mapping[int, nn.Module], seed: int, rank: int) -> None:
     """Draw the weights of these stages as the package's table says; copies of tied parameters get the same numbers.
+
+    Args:
+        rank: The tensor rank, which keeps its part of each.
 
     Raises:
         PackageError: The table says that nobody knows how to draw one.
@@ -45,5 +48,7 @@ def initialize(pipeline: Pipeline, modules: Mapping[int, nn.Module], seed: int) 
             with torch.no_grad():
                 # Drawn on the CPU in single precision, so that the device and dtype of the run do not matter.
                 exact = rule[0] == "data" and not state[key].dtype.is_floating_point
-                drawn = torch.empty(state[key].shape, dtype=state[key].dtype if exact else torch.float32)
-                state[key].copy_(DRAWS[rule[0]](drawn, generator, *rule[1:]))
+                shape = whole_shape(pipeline, name, state[key].shape)
+                drawn = torch.empty(shape, dtype=state[key].dtype if exact else torch.float32)
+                DRAWS[rule[0]](drawn, generator, *rule[1:])
+                state[key].copy_(own_part(pipeline, name, drawn, rank))

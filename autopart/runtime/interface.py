@@ -146,3 +146,9 @@ class Pipeline:
     initialization: Mapping[str, Any] = field(default_factory=dict)
     tensor: int = 1
     shards: Mapping[str, Shard] = field(default_factory=dict)
+
+    @property
+    def size(self) -> str:
+        """What it takes, for people."""
+        stages = f"{len(self.stages)} stages"
+        return stages if self.tensor == 1 else f"{stages} x {self.tensor} tensor ranks"

@@ -28,7 +28,7 @@ class Process:
 
     Attributes:
         store: Shared by all processes, None when there is only one.
-        stages: What it holds; set when known, for messages.
+        stages, rank: What it holds, and its tensor rank if there are several; set when known, for messages.
         step: Which step it is in, for messages.
     """
 
@@ -38,23 +38,26 @@ class Process:
     store: Any = None
     timeout_s: float = 0.0
     stages: Sequence[int] = ()
+    rank: int | None = None
     step: int | None = None
-    _neighbours: Sequence[int] = ()
+    _waits_for: str = ""
     _pids: dict[int, tuple[str, int, str]] = field(default_factory=dict)
     _told: bool = False
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def title(self) -> str:
-        return _title(self.number, self.stages)
+        return f"process {self.number} ({self._holds()})" if self.stages else f"process {self.number}"
 
-    def introduce(self, stages: Sequence[int], count: int) -> None:
-        """Tell the others which of `count` stages live here, and learn theirs."""
-        self.stages = stages
+    def introduce(self, stages: Sequence[int], count: int, rank: int, ranks: int) -> None:
+        """Tell the others which of `count` stages and which of `ranks` tensor ranks live here, and learn theirs."""
+        self.stages, self.rank = stages, rank if ranks > 1 else None
         beside = {s + step for s in stages for step in (-1, 1)} - set(stages)
-        self._neighbours = [s for s in sorted(beside) if 0 <= s < count]
+        neighbours = [s for s in sorted(beside) if 0 <= s < count]
+        peers = [_numbers(neighbours)] * bool(neighbours) + [f"tensor ranks of {_numbers(stages)}"] * (ranks > 1)
+        self._waits_for = " or ".join(peers)
         if self.store is not None:
-            self.store.set(f"process/{self.number}", f"{socket.gethostname()} {os.getpid()} {_numbers(stages)}")
+            self.store.set(f"process/{self.number}", f"{socket.gethostname()} {os.getpid()} {self._holds()}")
             for other in range(self.count):
                 host, pid, what = self.store.get(f"process/{other}").decode().split(" ", 2)
                 self._pids[other] = (host, int(pid), what)
@@ -97,9 +100,7 @@ class Process:
         except dist.DistError:
             return False  # torchrun, which hosts the store, is gone itself
         waited = f"after {self.timeout_s:g} s " if "imed out" in str(error) else ""
-        return self.say(
-            f"{self.title} gave up {where} {waited}waiting for {_numbers(self._neighbours)}: {_told(error)}"
-        )
+        return self.say(f"{self.title} gave up {where} {waited}waiting for {self._waits_for}: {_told(error)}")
 
     def leave_quietly(self, status: int) -> None:
         """End because of a signal, in a way that no peer takes this process for the cause."""
@@ -110,6 +111,9 @@ class Process:
                     self.say(reason)
         finally:
             self.end(status)
+
+    def _holds(self) -> str:
+        return _numbers(self.stages) + ("" if self.rank is None else f", tensor rank {self.rank}")
 
     def _dead(self) -> str | None:
         """Which process on this machine is gone without having said that it leaves."""
@@ -206,10 +210,6 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _title(number: int, stages: Sequence[int]) -> str:
-    return f"process {number} ({_numbers(stages)})" if stages else f"process {number}"
 
 
 def _numbers(stages: Sequence[int]) -> str:

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,9 @@ class SafetensorsFile:
         self.path = Path(path)
         try:
             with open(self.path, "rb") as file:
-                size_bytes = file.seek(0, os.SEEK_END)
+                self.size_bytes = file.seek(0, os.SEEK_END)
                 file.seek(0)
-                self.entries = self._parse(file.read(8), file, size_bytes)
+                self.entries = self._parse(file.read(8), file, self.size_bytes)
         except OSError as error:
             raise PackageError(f"{self.path}: {error.strerror}", INPUT_FILE) from error
 
@@ -77,15 +78,16 @@ class SafetensorsFile:
         return self.entries[name].shape
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, read from the file; nothing else of it is."""
+        """One tensor, mapped from the file: what is not looked at is not read."""
         entry = self.entries[name]
-        tensor = torch.empty(entry.shape, dtype=entry.dtype)
-        if tensor.numel():
-            with open(self.path, "rb") as file:
-                file.seek(entry.start_bytes)
-                if file.readinto(_bytes_of(tensor)) != entry.end_bytes - entry.start_bytes:
-                    raise self._broken(f"{name} is cut off")
-        return tensor
+        data = self._mapped[entry.start_bytes : entry.end_bytes]
+        if entry.start_bytes % entry.dtype.itemsize:
+            data = data.clone()
+        return data.view(entry.dtype).reshape(entry.shape)
+
+    @cached_property
+    def _mapped(self) -> torch.Tensor:
+        return torch.from_file(str(self.path), shared=False, size=self.size_bytes, dtype=torch.uint8)
 
     def _parse(self, length: bytes, file: Any, size_bytes: int) -> dict[str, Entry]:
         header_bytes = int.from_bytes(length, "little")

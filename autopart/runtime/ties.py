@@ -1,7 +1,8 @@
 """One parameter in several stages: the gradients of its copies are summed, so that the copies stay equal.
 
 Each copy gets the gradient of its own uses; the gradient of the parameter is their sum. Equal gradients and equal
-optimizer states keep the copies equal bit for bit.
+optimizer states keep the copies equal bit for bit. All copies are cut alike among tensor ranks, so each rank sums its
+own part.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .interface import Pipeline
+from .mesh import Mesh
 
 
 class Ties:
@@ -21,22 +23,22 @@ class Ties:
     Args:
         pipeline: The package's table.
         modules: The emitted stages of this process, by index.
-        process_of_stage: Process that holds a stage; used to find with whom a parameter is shared.
+        place_of_stage: Pipeline place of a stage; used to find with whom a parameter is shared.
+        mesh: This process among the others.
     """
 
     def __init__(
-        self, pipeline: Pipeline, modules: Mapping[int, nn.Module], process_of_stage: Callable[[int], int]
+        self, pipeline: Pipeline, modules: Mapping[int, nn.Module], place_of_stage: Callable[[int], int], mesh: Mesh
     ) -> None:
         groups: dict[tuple[int, ...], dist.ProcessGroup | None] = {}
         self._shared: list[tuple[list[nn.Parameter], dist.ProcessGroup | None]] = []
         for tie in pipeline.ties:
-            processes = tuple(sorted({process_of_stage(stage) for stage, _ in tie.copies}))
-            if processes not in groups:
-                # Every process makes every group, in the order of the table: making one is collective.
-                groups[processes] = _group(processes)
+            places = tuple(sorted({place_of_stage(stage) for stage, _ in tie.copies}))
+            if places not in groups:
+                groups[places] = _group(places, mesh)
             mine = [modules[s].get_parameter(name) for s, name in tie.copies if s in modules]
             if mine and mine[0].requires_grad:
-                self._shared.append((mine, groups[processes]))
+                self._shared.append((mine, groups[places]))
 
     def take_gradients(self) -> list[list[torch.Tensor | None]]:
         """Put aside the gradients of earlier steps, which are sums already; `sum_gradients` adds them back."""
@@ -64,7 +66,13 @@ class Ties:
                 parameter.grad = total.clone() if old is None else old + total
 
 
-def _group(processes: tuple[int, ...]) -> dist.ProcessGroup | None:
-    """The group of these processes; None where there is nobody to talk to, or this process is not one of them."""
-    group = dist.new_group(list(processes)) if len(processes) > 1 else None
-    return group if isinstance(group, dist.ProcessGroup) else None
+def _group(places: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | None:
+    """The processes of this tensor rank in these places; None where there is nobody to talk to, or it is in none.
+
+    Every process makes the groups of all tensor ranks, in the order of the table: making one is collective.
+    """
+    if len(places) == 1:
+        return None
+    groups = [dist.new_group([mesh.process(place, rank) for place in places]) for rank in range(mesh.ranks)]
+    mine = groups[mesh.rank]
+    return mine if isinstance(mine, dist.ProcessGroup) else None

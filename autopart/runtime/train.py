@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,9 @@ from .engine import Engine, OneProcess, Pipelined, in_dtype, stages_of_process
 from .errors import INPUT_FILE, PackageError
 from .initialization import initialize
 from .interface import Pipeline
+from .mesh import make_mesh
 from .process import Process, joined
-from .schedules import SCHEDULES, process_of_stage
+from .schedules import SCHEDULES
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
@@ -59,7 +60,7 @@ def main(pipeline: Pipeline, arguments: list[str] | None = None) -> None:
 
 
 def parser(pipeline: Pipeline) -> argparse.ArgumentParser:
-    shape = f"{len(pipeline.stages)} stages, {pipeline.microbatches} microbatches of {pipeline.microbatch_size}"
+    shape = f"{pipeline.size}, {pipeline.microbatches} microbatches of {pipeline.microbatch_size}"
     parser = argparse.ArgumentParser(description=f"Train {pipeline.model}: {shape}, schedule {pipeline.schedule}.")
     add = parser.add_argument
     add("--weights", metavar="FILE", help="model.safetensors or a .pt state_dict; random weights without it")
@@ -103,7 +104,7 @@ def run(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> No
             process.step = step
             start = time.perf_counter()
             loss = _one(engine, optimizer, batch)
-            loss = _on_first_process(loss, engine, process, options.schedule)
+            loss = _on_first_process(loss, engine, process)
             if process.number == 0:
                 result = "" if loss is None else f"  loss {loss:.6g}"
                 print(f"step {step}{result}  {time.perf_counter() - start:.3f} s", flush=True)
@@ -113,7 +114,7 @@ def run(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> No
     process.step = None
     if folder:
         path = folder / "model.safetensors"
-        weights.save(table, engine.modules, path, holder(table, options.schedule, process.count), process.number)
+        weights.save(table, engine.modules, path, engine.place, engine.mesh)
         if process.number == 0:
             print(f"wrote {path}", flush=True)
 
@@ -130,20 +131,19 @@ def build(
 ) -> Engine:
     """This process's engine, its stages filled with weights from a file, or drawn anew.
 
-    One process runs every stage itself; several run the stages that the schedule gives them.
+    One place runs every stage itself; several run the stages that the schedule gives them.
     """
-    alone = process.count == 1
-    every = list(range(len(pipeline.stages)))
-    mine = every if alone else stages_of_process(pipeline, schedule, process.number, process.count)
-    process.introduce(mine, len(every))
+    mine = stages_of_process(pipeline, schedule, process.number, process.count)
+    mesh = make_mesh(process, pipeline.tensor)
+    process.introduce(mine, len(pipeline.stages), mesh.rank, mesh.ranks)
     modules = {s: build_stage(pipeline, s, dtype, process.device, seed) for s in mine}
     table = in_dtype(pipeline, dtype)
     if weights_file:
-        weights.load(table, modules, weights.open_weights(weights_file), weights_file)
+        weights.load(table, modules, weights.open_weights(weights_file), weights_file, mesh.rank)
     else:
-        initialize(table, modules, seed)
-    options: dict[str, Any] = {"microbatches": microbatches, "device": process.device, "seed": seed}
-    if alone:
+        initialize(table, modules, seed, mesh.rank)
+    options: dict[str, Any] = {"mesh": mesh, "microbatches": microbatches, "device": process.device, "seed": seed}
+    if mesh.places == 1:
         return OneProcess(table, modules, **options)
     return Pipelined(table, modules, schedule=schedule, **options)
 
@@ -167,13 +167,6 @@ def make_optimizer(name: str, lr: float, engine: Engine) -> torch.optim.Optimize
     """The optimizer of this process's parameters; a process without any gets one that does nothing."""
     trained = [p for p in engine.parameters() if p.requires_grad]
     return OPTIMIZERS[name](trained or [nn.Parameter(torch.zeros(1))], lr=lr)
-
-
-def holder(pipeline: Pipeline, schedule: str, processes: int) -> Callable[[int], int]:
-    """Stage -> the process that holds it."""
-    if processes == 1:
-        return lambda stage: 0
-    return lambda stage: process_of_stage(stage, len(pipeline.stages), SCHEDULES[schedule])
 
 
 def claim(folder: Path) -> None:
@@ -201,9 +194,9 @@ def _one(engine: Engine, optimizer: torch.optim.Optimizer, batch: Mapping[str, t
     return loss
 
 
-def _on_first_process(loss: float | None, engine: Engine, process: Process, schedule: str) -> float | None:
-    """The loss is known where the last stage lives; process 0 prints it."""
-    source = holder(engine.pipeline, schedule, process.count)(engine.last)
+def _on_first_process(loss: float | None, engine: Engine, process: Process) -> float | None:
+    """The loss is known where the last stage lives, on every tensor rank; process 0 prints it."""
+    source = engine.mesh.process(engine.place(engine.last), 0)
     if source == 0 or engine.pipeline.loss is None:
         return loss
     wire = torch.zeros(1, dtype=torch.float64, device=process.device)
@@ -228,11 +221,13 @@ def _batches(pipeline: Pipeline, options: argparse.Namespace) -> Iterator[Mappin
 
 
 def _describe(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> str:
-    how = "one process" if process.count == 1 else f"{process.count} processes, schedule {options.schedule}"
+    how = "one process" if process.count == 1 else f"{process.count} processes"
+    if process.count > pipeline.tensor:
+        how += f", schedule {options.schedule}"
     source = options.weights or f"random weights (seed {options.seed})"
     inputs = options.batches or "random inputs of the captured shapes"
     work = f"{options.microbatches} microbatches of {pipeline.microbatch_size}"
-    return f"{len(pipeline.stages)} stages on {how}, {work}, {_name(pipeline.dtype)}; {source}; {inputs}"
+    return f"{pipeline.size} on {how}, {work}, {_name(pipeline.dtype)}; {source}; {inputs}"
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +13,8 @@ from torch import nn
 from . import safetensors
 from .errors import INPUT_FILE, PackageError
 from .interface import Pipeline
+from .mesh import Mesh
+from .shards import cut, join
 
 Place = tuple[int, str]
 """(stage, name in that stage)"""
@@ -25,7 +27,9 @@ class Source(Protocol):
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 
-    def read(self, name: str) -> torch.Tensor: ...
+    def read(self, name: str) -> torch.Tensor:
+        """A tensor that may lie in the file: what is not looked at is not read."""
+        ...
 
 
 class DictSource:
@@ -89,11 +93,26 @@ def original_names(pipeline: Pipeline, stage: int, module: nn.Module) -> dict[st
     return found
 
 
-def load(pipeline: Pipeline, modules: Mapping[int, nn.Module], source: Source, where: str) -> None:
+def whole_shape(pipeline: Pipeline, name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    """The shape of a tensor of the original model, from that of one tensor rank."""
+    shard, whole = pipeline.shards.get(name), list(shape)
+    if shard is not None:
+        whole[shard.dim] = sum(shard.parts)
+    return tuple(whole)
+
+
+def own_part(pipeline: Pipeline, name: str, whole: torch.Tensor, rank: int) -> torch.Tensor:
+    """What a tensor rank holds of a tensor of the original model."""
+    shard = pipeline.shards.get(name)
+    return whole if shard is None else cut(whole, shard.dim, shard.parts, rank, pipeline.tensor)
+
+
+def load(pipeline: Pipeline, modules: Mapping[int, nn.Module], source: Source, where: str, rank: int) -> None:
     """Copy the weights of this process's stages from a source; of tied names, any one is enough.
 
     Args:
         where: How messages call the source.
+        rank: The tensor rank, which copies its part of each.
 
     Raises:
         PackageError: A weight is missing, unknown to the model, or has another shape; the message names it.
@@ -113,29 +132,36 @@ def load(pipeline: Pipeline, modules: Mapping[int, nn.Module], source: Source, w
         for key, names in original_names(pipeline, stage, module).items():
             name = next(n for n in names if n in given)
             target = state[key]
-            if source.shape(name) != tuple(target.shape):
+            found, expected = source.shape(name), whole_shape(pipeline, name, target.shape)
+            if found != expected:
                 raise PackageError(
-                    f"{where}: {name} has shape {list(source.shape(name))}, the model has {list(target.shape)}",
-                    INPUT_FILE,
+                    f"{where}: {name} has shape {list(found)}, the model has {list(expected)}", INPUT_FILE
                 )
             tensor = source.read(name)
             if tensor.dtype.is_floating_point != target.dtype.is_floating_point:
                 raise PackageError(f"{where}: {name} is {tensor.dtype}, the model has {target.dtype}", INPUT_FILE)
             with torch.no_grad():
-                target.copy_(tensor)
+                target.copy_(own_part(pipeline, name, tensor, rank))
 
 
 def save(
     pipeline: Pipeline,
     modules: Mapping[int, nn.Module],
     path: Path,
-    process_of_stage: Callable[[int], int],
-    process: int,
+    place_of_stage: Callable[[int], int],
+    mesh: Mesh,
 ) -> None:
     """Write the whole model under its original names; process 0 writes, the others send it what they hold.
 
     Called by every process.
     """
+    process = mesh.process(mesh.place, mesh.rank)
+
+    def holders(name: str) -> list[int]:
+        """The processes that hold a tensor together: all tensor ranks of a stage if it is cut, else the first."""
+        processes = mesh.processes(place_of_stage(pipeline.names[name][0]))
+        return processes if name in pipeline.shards else processes[:1]
+
     held = {(s, key): tensor for s, module in modules.items() for key, tensor in module.state_dict().items()}
     mine = {place: (tensor.dtype, tuple(tensor.shape)) for place, tensor in held.items()}
     described: dict[Place, Any] = mine
@@ -146,18 +172,27 @@ def save(
     if process == 0:
 
         def fetch(name: str) -> torch.Tensor:
+            parts = [_from(other, name) for other in holders(name)]
+            shard = pipeline.shards.get(name)
+            return parts[0] if shard is None else join(parts, shard.dim, shard.parts)
+
+        def _from(other: int, name: str) -> torch.Tensor:
             place = pipeline.names[name]
-            if place in held:
+            if other == process:
                 return held[place].cpu()
             dtype, shape = described[place]
             buffer = torch.empty(shape, dtype=dtype, device=_wire_device())
-            dist.recv(buffer, process_of_stage(place[0]))
+            dist.recv(buffer, other)
             return buffer.cpu()
 
-        safetensors.write(path, {name: described[place] for name, place in pipeline.names.items()}, fetch)
+        table = {}
+        for name, place in pipeline.names.items():
+            dtype, shape = described[place]
+            table[name] = (dtype, whole_shape(pipeline, name, shape))
+        safetensors.write(path, table, fetch)
     else:
-        for place in pipeline.names.values():
-            if place in held and process_of_stage(place[0]) == process:
+        for name, place in pipeline.names.items():
+            if process in holders(name):
                 dist.send(held[place].contiguous(), 0)
 
 

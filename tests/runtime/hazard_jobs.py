@@ -16,6 +16,8 @@ from autopart.runtime import boundary, engine
 from autopart.runtime.batches import random_batch
 from autopart.runtime.engine import Pipelined, stages_of_process
 from autopart.runtime.interface import Pipeline
+from autopart.runtime.mesh import make_mesh
+from autopart.runtime.process import Process
 from autopart.runtime.schedules import SCHEDULES
 
 STEPS, LEARNING_RATE = 2, 0.1
@@ -36,15 +38,21 @@ def note(trace: Trace, step: int, modules: dict[int, nn.Module]) -> None:
             trace[f"step {step} buffer s{s}.{name}"] = buffer.clone()
 
 
+def _pipelined(
+    pipeline: Pipeline, modules: dict[int, nn.Module], schedule: str, rank: int, processes: int
+) -> Pipelined:
+    device = torch.device("cpu")
+    mesh = make_mesh(Process(rank, processes, device), pipeline.tensor)
+    return Pipelined(pipeline, modules, schedule=schedule, mesh=mesh, microbatches=MICROBATCHES, device=device, seed=1)
+
+
 def pipelined(rank: int, hazard: str, schedule: str, without: str | None = None) -> Trace:
     """Train the stages of one process; `without` names a guard of the runtime to switch off."""
     pipeline = HAZARDS[hazard]()
     processes = len(pipeline.stages) // SCHEDULES[schedule].stages_per_process
     with switched_off(without):
         modules = {s: pipeline.stages[s].module() for s in stages_of_process(pipeline, schedule, rank, processes)}
-        runner = Pipelined(
-            pipeline, modules, schedule=schedule, microbatches=MICROBATCHES, device=torch.device("cpu"), seed=1
-        )
+        runner = _pipelined(pipeline, modules, schedule, rank, processes)
         optimizer = torch.optim.SGD([*runner.parameters(), nn.Parameter(torch.zeros(1))], LEARNING_RATE)
         trace: Trace = {}
         for step, batch in enumerate(batches(pipeline)):
@@ -110,7 +118,7 @@ def accumulated(rank: int, hazard: str, schedule: str) -> Trace:
     modules = {
         s: pipeline.stages[s].module() for s in stages_of_process(pipeline, schedule, rank, len(pipeline.stages))
     }
-    runner = Pipelined(pipeline, modules, schedule=schedule, microbatches=MICROBATCHES, device=torch.device("cpu"))
+    runner = _pipelined(pipeline, modules, schedule, rank, len(pipeline.stages))
     for batch in batches(pipeline):
         runner.step(batch)
     return {f"s{s}.{n}": p.grad for s, m in modules.items() for n, p in m.named_parameters()}
@@ -145,7 +153,7 @@ def _no_exit_gate(adapter: Any, token: torch.Tensor, known: dict[str, torch.Tens
     if adapter.is_last:
         return (known[adapter.loss] * adapter.work.loss_scale,)
     return _plain_gate(
-        token, [boundary.to_wire(known[v.name]) for v in adapter.sent], [v.requires_grad for v in adapter.sent]
+        token, [boundary.to_wire(known[v.name], v) for v in adapter.sent], [v.requires_grad for v in adapter.sent]
     )
 
 
