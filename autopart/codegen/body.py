@@ -13,6 +13,7 @@ import torch
 
 from autopart.codegen.forms import ClassKind, Form, Forms, frame_context, frame_mode
 from autopart.codegen.frames import Frame
+from autopart.codegen.functions import is_collective
 from autopart.codegen.hints import Hints
 from autopart.codegen.loops import Loop, find_loops
 from autopart.codegen.modules import Module
@@ -32,6 +33,7 @@ class Body:
         self.form = kind.example
         self.attributes = {position: kind.names[index] for position, index in kind.arguments.items()}
         self.names: dict[Value, str] = {}
+        self.bases: dict[Value, str] = {}  # what a value would be called if no other were
         self.inline: dict[Value, ast.expr] = {}
         self.parameters: list[str] = []
 
@@ -69,7 +71,7 @@ class Body:
 
     def _name_inputs(self) -> None:
         for value, name in zip(self.call.inputs, self.hints.parameters(self.call), strict=True):
-            self.names[value] = name
+            self.names[value] = self.bases[value] = name
             self.parameters.append(name)
 
     def _passed_on(self, statements: list[Statement]) -> set[Value]:
@@ -91,7 +93,8 @@ class Body:
         return last
 
     def _assign_name(self, value: Value, index: int, item: Item) -> str:
-        base = self.hints.name(value, self.call, item)
+        base = self._base(value, item)
+        self.bases[value] = base
         number, name = 1, base
         while name in self.hints.reserved or (name in self.holder and self.last_use.get(self.holder[name], -1) > index):
             number += 1
@@ -99,6 +102,14 @@ class Body:
         self.names[value] = name
         self.holder[name] = value
         return name
+
+    def _base(self, value: Value, item: Item) -> str:
+        """What a value is called: after a change of layout, as before it."""
+        if isinstance(item, Op) and is_collective(item.target) and (self.call.path or value not in self.hints.fixed):
+            (source,) = item.values()
+            if source in self.bases:
+                return self.bases[source]
+        return self.hints.name(value, self.call, item)
 
     def _statement(
         self, index: int, statement: Statement, final: bool

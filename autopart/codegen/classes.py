@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,10 +27,16 @@ class ClassWriter:
         forms: Of all modules.
         hints: Names for values.
         opaque: Writes calls of the user's own code.
+        functions: Name -> import statement, of the functions of the runtime that are called.
     """
 
-    def __init__(self, forms: Forms, hints: Hints, opaque: OpaqueCalls) -> None:
-        self.forms, self.hints, self.opaque = forms, hints, opaque
+    def __init__(self, forms: Forms, hints: Hints, opaque: OpaqueCalls, functions: Mapping[str, str]) -> None:
+        self.forms, self.hints, self.opaque, self.functions = forms, hints, opaque, functions
+
+    @property
+    def imports(self) -> dict[str, str]:
+        """Name in the code -> import statement, of what is neither torch nor a class of the package."""
+        return {**self.functions, **self.opaque.imports()}
 
     def write(self, kind: ClassKind, docstring: str, ties: list[tuple[str, str]], fill: bool) -> list[str]:
         """The lines of a class.

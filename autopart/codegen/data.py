@@ -9,6 +9,11 @@ import torch
 
 from autopart.codegen.modules import Holding
 from autopart.graph import Graph, StateEntry
+from autopart.runtime.shards import cut
+from autopart.sharding import LocalGraph
+
+Constant = torch.Tensor | list[torch.Tensor]
+"""What a package holds of a constant: the tensor, or what each tensor rank has of it."""
 
 CONSTANTS_MODULE = '''# Written by autopart; see README.md.
 """Tensors that are part of the model but not of its state_dict: read from constants.pt when a stage is built."""
@@ -17,6 +22,8 @@ from pathlib import Path
 
 import torch
 from torch import nn
+
+from runtime.collectives import group
 
 
 @torch.no_grad()
@@ -29,7 +36,8 @@ def fill_constants(stage: nn.Module) -> None:
     values = torch.load(Path(__file__).with_name("constants.pt"), weights_only=True)
     for name, tensor in [*stage.named_buffers(remove_duplicate=False), *stage.named_parameters(remove_duplicate=False)]:
         if name in values:
-            tensor.copy_(values[name])
+            value = values[name]
+            tensor.copy_(value[group().rank] if isinstance(value, list) else value)  # a list: one for each tensor rank
     missing = {name for name, _ in stage.named_buffers()} - set(stage.state_dict()) - set(values)
     if missing:
         raise RuntimeError(f"{min(missing)} has no value: the model was on the meta device when it was captured")
@@ -48,12 +56,15 @@ def held_by_value(graph: Graph, holding: Holding) -> dict[str, StateEntry]:
     return found
 
 
-def values(graph: Graph, entries: Mapping[str, StateEntry]) -> dict[str, torch.Tensor]:
+def values(graph: Graph, entries: Mapping[str, StateEntry]) -> dict[str, Constant]:
     """The tensors themselves, as far as they have values."""
-    copies: dict[str, torch.Tensor | None] = {}
-    for entry in entries.values():
-        if entry.key not in copies:
-            copies[entry.key] = _value(entry, graph.initialization.get(entry.key))
+    copies: dict[str, Constant | None] = {}
+    for key in dict.fromkeys(entry.key for entry in entries.values()):
+        copies[key] = _value(graph.state[key], graph.initialization.get(key))
+        if isinstance(graph, LocalGraph) and (split := graph.shards[key]) is not None:
+            whole = _value(graph.whole.state[key], graph.initialization.get(key))
+            ranks = range(graph.tensor)
+            copies[key] = whole if whole is None else [cut(whole, split.dim, split.parts, r, len(ranks)) for r in ranks]
     found = {name: copies[entry.key] for name, entry in entries.items()}
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 
 from torch._library.custom_ops import OPDEFS
 
@@ -24,10 +24,10 @@ _TAKEN = (
 )
 
 
-def name_classes(kinds: list[ClassKind], roots: list[Module], forms: Forms) -> None:
+def name_classes(kinds: list[ClassKind], roots: list[Module], reserved: Set[str]) -> None:
     """Give every class a name: its original one, with a number where several classes would share it."""
     shared = [k for k in kinds if len(k.stages) > 1]
-    taken = set(_TAKEN) | {f"Stage{i}" for i in range(len(roots))}
+    taken = _TAKEN | reserved | {f"Stage{i}" for i in range(len(roots))}
     for kind in shared:
         kind.name = _unique(kind, taken)
     for stage in range(len(roots)):
@@ -60,7 +60,7 @@ def blocks_file(forms: Forms, writer: ClassWriter, graph: Graph) -> str | None:
         f"Blocks of {identifier(graph.name)} that several stages have.\n\n"
         f"Shapes in comments are those of one microbatch; dtypes that are not shown are {_dtype(graph)}.\n"
     )
-    return _module(note, lines, writer.opaque.imports(), {})
+    return _module(note, lines, writer.imports, {})
 
 
 def stage_file(
@@ -85,7 +85,7 @@ def stage_file(
     shared = sorted(k.name for k in forms.kinds if len(k.stages) > 1)
     note = f"Stage {stage} of {len(plan.per_stage)} of {identifier(graph.name)}."
     local = {"blocks": shared, "constants": ["fill_constants"], "opaque": ["build_opaque"]}
-    return _module(note, lines, writer.opaque.imports(), local)
+    return _module(note, lines, writer.imports, local)
 
 
 def _ties(names: Mapping[str, StateEntry]) -> list[tuple[str, str]]:

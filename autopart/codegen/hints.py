@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from autopart.codegen.frames import Frame
+from autopart.codegen.functions import is_collective, is_function
 from autopart.codegen.loops import Loop
 from autopart.codegen.names import RESERVED, assigned_name, assigned_names, identifier, is_identifier, source_lines
 from autopart.codegen.program import SELECT, Op, Value
@@ -46,16 +47,16 @@ class Hints:
             return identifier(value.name)
         if value.kind == "state":
             return identifier(self.state[value.name].name.rsplit(".", 1)[-1])
-        op = value.op
-        assert op is not None
-        while op.target == SELECT:
-            source = op.args["training"]
-            if source.op is None:
-                return self.name(source, call)
-            op = source.op
-        line = self._line(op, call)
         if not call.path and value in self.fixed:
             return self.fixed[value]
+        op = value.op
+        assert op is not None
+        while op.target == SELECT or is_collective(op.target):
+            source = op.values()[0]
+            if source.op is None:
+                return self.name(source, call)
+            value, op = source, source.op
+        line = self._line(op, call)
         if isinstance(item, Frame):
             return self._result_name(value, op, item, line)
         found = assigned_name(line[1], value.index) if line else None
@@ -64,8 +65,9 @@ class Hints:
         if isinstance(item, Loop):
             return self.parameters(item.frames[0])[next(iter(item.carried))]
         target = op.target
-        base = target._schema.name.partition("::")[2] if isinstance(target, torch._ops.OpOverload) else "output"
-        return identifier(base.strip("_"))
+        if isinstance(target, torch._ops.OpOverload):
+            return identifier(target._schema.name.partition("::")[2].strip("_"))
+        return identifier(target.__name__) if is_function(target) else "output"
 
     def _result_name(self, value: Value, op: Op, call: Frame, line: tuple[str, str] | None) -> str:
         """What to call a result of a call.
@@ -84,8 +86,8 @@ class Hints:
     def boundary_name(self, value: Value) -> str:
         """What the innermost piece of source that assigns a value calls it."""
         op = value.op
-        while op is not None and op.target == SELECT:
-            value = op.args["training"]
+        while op is not None and (op.target == SELECT or is_collective(op.target)):
+            value = op.values()[0]
             op = value.op
         if op is not None and op.node.op == "get_attr":  # a copy of state
             return identifier(self.state[str(op.node.target)].name.rsplit(".", 1)[-1])
@@ -140,14 +142,15 @@ class Hints:
             return None
         calls = op.module_calls
         lines = source_lines(op.node.meta.get("stack_trace") or "")
-        if not calls or len(lines) < len(calls):
+        traced = op.traced_calls
+        if not calls or len(lines) < traced:
             return None
         depth = next((i for i, (key, path, _) in enumerate(calls) if key == call.key or path == call.path), None)
-        return lines[len(lines) - len(calls) + depth] if depth is not None else None
+        return lines[len(lines) - traced + depth] if depth is not None else None
 
     def comment(self, values: list[Value]) -> str | None:
         """Shape, and dtype where it is not the captured one."""
-        if self.quiet or len(values) != 1:
+        if self.quiet or len(values) != 1 or not values[0].has_one_shape:
             return None
         tensor = values[0].tensor
         if not isinstance(tensor, torch.Tensor):

@@ -184,6 +184,11 @@ _STATE = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"
 _FLAGS = {"aten::dropout": "train", "aten::batch_norm": "training"}
 
 
+def is_leaf_operator(op: Op) -> bool:
+    """Whether a module of `torch.nn` may stand for the operation."""
+    return isinstance(op.target, torch._ops.OpOverload) and op.target._schema.name in _LEAVES
+
+
 def match_leaf(module: Module) -> Leaf | None:
     """The `torch.nn` module that does what every call of `module` did, if there is one."""
     if module.children or not module.calls:
@@ -198,9 +203,9 @@ def _match_call(module: Module, call: Frame) -> Leaf | None:
     if len(ops) != len(call.body) or not ops:
         return None
     op = ops[-1]
-    name = op.target._schema.name if isinstance(op.target, torch._ops.OpOverload) else ""
-    if name not in _LEAVES or op.mode != "both" or call.outputs != op.results or len(call.inputs) != 1:
+    if not is_leaf_operator(op) or op.mode != "both" or call.outputs != op.results or len(call.inputs) != 1:
         return None
+    name = op.target._schema.name
     tensor = next(iter(op.args.values()))
     if name == "aten::embedding":
         tensor = op.args["indices"]

@@ -11,7 +11,7 @@ import ast
 import inspect
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Any
 
@@ -86,14 +86,18 @@ def _import(path: str):
 class OpaqueCalls:
     """Writes opaque calls and collects what a package must hold for them.
 
+    Args:
+        reserved: Names that mean something else in the code.
+
     Attributes:
         user_code: The user's files that are copied into `user_code/`.
         libraries: Installed packages that code is imported from.
         modules: Path -> description of an opaque module, for `opaque.json`.
     """
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, reserved: Set[str] = frozenset()) -> None:
         self.graph = graph
+        self.reserved = reserved
         self.user_code = UserCode()
         self.modules: dict[str, Any] = {}
         self.libraries: set[str] = set()
@@ -170,9 +174,9 @@ class OpaqueCalls:
         root, _, rest = qualified.partition(".")
         statement = f"from {module} import {root}"
         name = root
-        taken = {n for n, s in self._imports.items() if s.partition(" as ")[0] != statement}
+        taken = self.reserved | {n for n, s in self._imports.items() if s.partition(" as ")[0] != statement}
         if name in taken:
-            name = unique(name, taken)
+            name = unique(name, set(taken))
             statement += f" as {name}"
         self._imports[name] = statement
         return f"{name}.{rest}" if rest else name

@@ -18,10 +18,12 @@ import torch
 
 import autopart.runtime
 from autopart.codegen.classes import ClassWriter
-from autopart.codegen.data import CONSTANTS_MODULE, held_by_value, values
+from autopart.codegen.conversions import settle
+from autopart.codegen.data import CONSTANTS_MODULE, Constant, held_by_value, values
 from autopart.codegen.files import HEADER, blocks_file, name_classes, registrations, stage_file, uniform_checkpoints
 from autopart.codegen.forms import Forms
 from autopart.codegen.frames import Frame, build_frames
+from autopart.codegen.functions import imports
 from autopart.codegen.hints import Hints
 from autopart.codegen.modules import build_modules, hold_state
 from autopart.codegen.opaque import OPAQUE_MODULE, OpaqueCalls
@@ -32,6 +34,7 @@ from autopart.codegen.table import name_values, pipeline_file
 from autopart.errors import UsageError
 from autopart.graph import Graph
 from autopart.plan import Plan
+from autopart.sharding import chosen, rewrite
 
 LINE_LENGTH = 120
 MARKER = "autopart-package.json"
@@ -48,9 +51,6 @@ if __name__ == "__main__":
     main(PIPELINE)
 '''
 
-# Files of the runtime that only split tensors need; stages alone run without them.
-TENSOR_SPLITS = ("collectives.py", "shards.py", "split_operators.py")
-
 
 def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
     """Write the package of a plan.
@@ -59,8 +59,8 @@ def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
     `plan.json`, a copy of the runtime, and `constants.pt` where the model has tensors that are not weights.
 
     Args:
-        graph: The captured model.
-        plan: A plan made for this graph.
+        graph: The captured model, whole.
+        plan: A plan made for this graph; where it splits tensors, the package is that of one rank.
         directory: Where to write; made anew, or a package of before whose files nobody has changed since.
 
     Raises:
@@ -70,7 +70,7 @@ def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
     target = Path(directory)
     with _writing(target):
         _check_target(target)
-    files, tensors = package_files(graph, plan)
+    files, tensors = package_files(_local(graph, plan), plan)
     with _writing(target), _new_folder(target.parent):
         folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
         try:
@@ -82,7 +82,7 @@ def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
             shutil.copytree(
                 Path(autopart.runtime.__file__).parent,
                 folder / "runtime",
-                ignore=shutil.ignore_patterns("__pycache__", *TENSOR_SPLITS),
+                ignore=shutil.ignore_patterns("__pycache__"),
             )
             _format(folder)
             _seal(folder)
@@ -90,6 +90,14 @@ def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+
+
+def _local(graph: Graph, plan: Plan) -> Graph:
+    """What a process runs: the graph itself, or that of one of its tensor ranks."""
+    if plan.layouts is None:
+        return graph
+    t = plan.strategy.tensor
+    return rewrite(graph, chosen(graph, t, plan.layouts.state, plan.layouts.strategies), t)
 
 
 @contextmanager
@@ -122,8 +130,12 @@ def _new_folder(folder: Path) -> Iterator[None]:
         raise
 
 
-def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, torch.Tensor] | None]:
-    """File name -> text of everything that is written anew for a model, before formatting, and `constants.pt`."""
+def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, Constant] | None]:
+    """File name -> text of everything that is written anew for a model, before formatting, and `constants.pt`.
+
+    Args:
+        graph: What each process runs: the whole graph, or a `LocalGraph`.
+    """
     stages = len(plan.per_stage)
     missing = [n.name for n in graph.primary.calls if n.name not in plan.assignment]
     if missing:
@@ -133,6 +145,8 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, t
             "Plan this model anew.",
         )
     program = build_program(graph)
+    settle(program)
+    functions = imports(op.target for op in program.ops)
     placement = place(program, graph, plan.assignment, stages)
     roots = [build_frames(stage, graph.state, f"Stage{stage.index}") for stage in placement.stages]
     holding = hold_state(roots, graph)
@@ -144,12 +158,12 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, t
         whole, loose[s] = uniform_checkpoints(root)
         checkpoints |= whole
     forms = Forms(modules, checkpoints)
-    name_classes(forms.kinds, modules, forms)
-    opaque = OpaqueCalls(graph)
-    hints = Hints(graph.state, graph.modules, graph.dtype, set(opaque.imports()))
+    name_classes(forms.kinds, modules, functions.keys())
+    opaque = OpaqueCalls(graph, functions.keys())
+    hints = Hints(graph.state, graph.modules, graph.dtype, opaque.imports().keys() | functions.keys())
     names = name_values(program, placement, {v: hints.boundary_name(v) for s in placement.stages for v in s.gives})
     hints.fixed = names
-    writer = ClassWriter(forms, hints, opaque)
+    writer = ClassWriter(forms, hints, opaque, functions)
     by_value = held_by_value(graph, holding)
     files = {}
     blocks = blocks_file(forms, writer, graph)

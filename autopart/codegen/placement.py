@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autopart.codegen.program import SELECT, Op, OpMode, Program, Value, is_mutating
+from autopart.codegen.program import SELECT, Op, OpMode, Program, Value, is_mutating, memory_of
 from autopart.errors import CaptureError
 from autopart.graph import Graph
 
@@ -120,7 +120,7 @@ def _copy_returned_state(program: Program, stages: int) -> None:
     for op in program.ops:
         for value in op.values():
             users.setdefault(value, set()).add(op.stage)
-    memory = _memory(program)
+    memory = memory_of(program)
     copies: dict[Value, Value] = {}
     for value in dict.fromkeys(program.outputs):
         owner = memory.get(value, value)
@@ -150,7 +150,7 @@ def reaches_loss(program: Program, loss: Value | None) -> set[Value]:
     """
     if loss is None:
         return set()
-    memory = _memory(program)
+    memory = memory_of(program)
     reached = {loss}
     read = {memory.get(loss, loss)}
     for op in reversed(program.ops):
@@ -159,19 +159,6 @@ def reaches_loss(program: Program, loss: Value | None) -> set[Value]:
             reached.update(v for v in op.values() if v.requires_grad)
             read.update(memory.get(v, v) for v in op.values())
     return reached
-
-
-def _memory(program: Program) -> dict[Value, Value]:
-    """View, in-place result or choice between modes -> the value whose memory it is."""
-    owner: dict[Value, Value] = {}
-    for op in program.ops:
-        schema = getattr(op.target, "_schema", None)
-        source = next(iter(op.values()), None)
-        aliases = op.target == SELECT or any(r.alias_info is not None for r in getattr(schema, "returns", ()))
-        if aliases and source is not None:
-            for value in op.results:
-                owner[value] = owner.get(source, source)
-    return owner
 
 
 def _assign(program: Program, graph: Graph, assignment: Mapping[str, int]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from autopart.codegen.defaults import made_of_nothing, promoted_to
+from autopart.codegen.functions import IMPURE, argument_names, called, is_collective, is_function
 from autopart.errors import CaptureError
 from autopart.graph import Capture, Graph
 
@@ -78,10 +79,11 @@ class Op:
     """One operation.
 
     Attributes:
-        target: An operator overload, `SELECT`, or the key of an opaque call.
-        args: Argument name (of the operator's schema) -> value, constant, switch, or list of them.
+        target: An operator overload, a function of the runtime, `SELECT`, or the key of an opaque call.
+        args: Argument name (of the operator's schema, or of the function) -> value, constant, switch, or list of them.
         multiple: Whether it gives several results.
         evaluation: Its node in the evaluation graph, where `node` is the one in the training graph.
+        lifted: How many of the innermost calls it was captured in it has left (see `conversions`).
         within: For a call of an opaque module, the module's path: the call belongs to the modules around it.
     """
 
@@ -95,6 +97,7 @@ class Op:
     stage: int = -1
     within: str | None = None
     evaluation: fx.Node | None = None
+    lifted: int = 0
 
     def values(self) -> list[Value]:
         return list(values_in(self.args))
@@ -115,8 +118,17 @@ class Op:
         stack = self.node.meta.get("nn_module_stack") or {}
         calls = [(key, path, class_name(kind)) for key, (path, kind) in stack.items()]
         if self.within is None:
-            return calls
+            return calls[: len(calls) - self.lifted]
         return [c for c in calls if not c[1] or self.within.startswith(c[1] + ".")]
+
+    @property
+    def traced_calls(self) -> int:
+        """How many module calls its stack trace goes through; a conversion has the trace of the node that it is for."""
+        if not is_collective(self.target):
+            return len(self.module_calls)
+        trace = self.node.meta.get("stack_trace")
+        alike = (n.meta for n in (*self.node.users, self.node) if n.meta.get("stack_trace") == trace)
+        return len(next(alike).get("nn_module_stack") or {})
 
 
 @dataclass
@@ -162,7 +174,22 @@ def is_pure(op: Op) -> bool:
     """Whether it can move among other pure operations: it changes nothing and draws no random numbers."""
     if op.target == SELECT:
         return True
+    if is_function(op.target):
+        return op.target not in IMPURE
     return isinstance(op.target, torch._ops.OpOverload) and not is_mutating(op.target) and not is_random(op.target)
+
+
+def memory_of(program: Program) -> dict[Value, Value]:
+    """View, in-place result or choice between modes -> the value whose memory it is."""
+    owner: dict[Value, Value] = {}
+    for op in program.ops:
+        schema = getattr(op.target, "_schema", None)
+        source = next(iter(op.values()), None)
+        aliases = op.target == SELECT or any(r.alias_info is not None for r in getattr(schema, "returns", ()))
+        if aliases and source is not None:
+            for value in op.results:
+                owner[value] = owner.get(source, source)
+    return owner
 
 
 def build_program(graph: Graph) -> Program:
@@ -242,7 +269,7 @@ class _Merger:
         if (dtype := promoted_to(node, arguments, [v.tensor for v in values])) is not None:
             casts = {v: self._cast(v, dtype, mode, node, also) for v in values}
             arguments = {k: casts[v] if isinstance(v, Value) else v for k, v in arguments.items()}
-        op = Op(self._unique(node.name), node.target, arguments, mode, node, evaluation=also)
+        op = Op(self._unique(node.name), called(node), arguments, mode, node, evaluation=also)
         call = self.graph.opaque.get(str(node.target)) if node.op == "call_module" else None
         if call is not None and call.kind == "module":
             op.within = call.path
@@ -289,11 +316,7 @@ class _Merger:
                 return [convert(a) for a in argument]
             return argument
 
-        if isinstance(node.target, torch._ops.OpOverload):
-            names = [a.name for a in node.target._schema.arguments]
-        else:
-            names = [str(i) for i in range(len(node.args))]
-        given = {n: convert(a) for n, a in zip(names, node.args, strict=False)}
+        given = {n: convert(a) for n, a in zip(argument_names(node), node.args, strict=False)}
         return given | {k: convert(v) for k, v in node.kwargs.items()} | made_of_nothing(node)
 
     def _merge(self, training: Any, evaluation: Any) -> Any:

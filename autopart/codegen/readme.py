@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from autopart.codegen.files import milliseconds, size
 from autopart.codegen.opaque import OpaqueCalls
+from autopart.codegen.table import tensor_degree
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
+from autopart.sharding import LocalGraph, describe
 
 
 def readme(graph: Graph, plan: Plan, libraries: list[str], opaque: OpaqueCalls) -> str:
@@ -19,20 +23,22 @@ def readme(graph: Graph, plan: Plan, libraries: list[str], opaque: OpaqueCalls) 
     stages = len(plan.per_stage)
     s = plan.strategy
     info = SCHEDULES[s.schedule]
-    processes = stages // info.stages_per_process
+    ranks = tensor_degree(graph)
+    places = stages // info.stages_per_process
     lines = [
-        f"# {_inline(graph.name)} in {stages} stages",
+        f"# {_inline(graph.name)} in {stages} stages" + (f" of {ranks} tensor ranks" if ranks > 1 else ""),
         "",
         f"Written by autopart from the plan in `plan.json`. It needs {_needs(libraries, opaque)}. Captured in "
         f"{str(graph.dtype).removeprefix('torch.')}, {s.microbatches} microbatches of {s.microbatch_size} rows, "
         f"schedule {s.schedule}.",
         "",
         "```",
-        f"torchrun --nproc-per-node {processes} train.py --steps 10",
+        f"torchrun --nproc-per-node {places * ranks} train.py --steps 10",
         "```",
         "",
         "Without `--weights` the weights are random; `train.py --help` lists the options.",
         "",
+        *(_tensor_ranks(graph, places) if isinstance(graph, LocalGraph) else ()),
         "| stage | operations | parameters | forward | backward | communication | peak memory | limit |",
         "|---|---|---|---|---|---|---|---|",
     ]
@@ -56,6 +62,28 @@ def readme(graph: Graph, plan: Plan, libraries: list[str], opaque: OpaqueCalls) 
     if notes:
         lines += ["", "## Notes", "", *(f"- {_inline(note)}" for note in notes)]
     return "\n".join(lines) + "\n"
+
+
+def _tensor_ranks(graph: LocalGraph, places: int) -> list[str]:
+    """How the work of one stage is shared out; blocks that are split alike stand in one row."""
+    t = graph.tensor
+    rows: dict[tuple[str, str], list[str]] = {}
+    for path, words in describe(graph.whole, graph.choice, t).items():
+        rows.setdefault((re.sub(r"\d+", "*", path), words), []).append(path)
+    return [
+        f"It runs in {places * t} processes: {places} places in the pipeline x {t} tensor ranks, which share out every "
+        "stage's work. The ranks of a place are consecutive processes. Weights that are not in this table are whole on "
+        "every rank.",
+        "",
+        "| modules | split |",
+        "|---|---|",
+        *(f"| {_code(paths[0] if len(paths) == 1 else alike)} | {words} |" for (alike, words), paths in rows.items()),
+        "",
+    ]
+
+
+def _code(path: str) -> str:
+    return f"`{_inline(path)}`" if path else "the model itself"
 
 
 def _needs(libraries: list[str], opaque: OpaqueCalls) -> str:

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from autopart.codegen.functions import defaults, is_function
 from autopart.codegen.operators import TABLE
+from autopart.codegen.program import Value
 
 # Arguments that change nothing here, whatever they are.
 _IGNORED = {"layout", "pin_memory", "non_blocking", "cudnn_enable", "cudnn_enabled", "generator", "implicit"}
@@ -47,14 +49,16 @@ class Argument:
 Writer = Callable[[str, Any], Argument]
 
 
-def spell(target: torch._ops.OpOverload, arguments: dict[str, Any], write: Writer) -> ast.expr:
-    """The expression that calls `target`.
+def spell(target: Any, arguments: dict[str, Any], write: Writer) -> ast.expr:
+    """The expression that calls `target`, an operator or a function of the runtime.
 
     Args:
         arguments: Argument name -> value, as captured.
         write: (argument name, value) -> how it is written; called once for each argument, in order.
     """
     written = {name: write(name, value) for name, value in arguments.items()}
+    if is_function(target):
+        return _function(target, written, arguments)
     schema = target._schema
     qualified = schema.name + ("." + schema.overload_name if schema.overload_name else "")
     special = _SPECIAL.get(schema.name)
@@ -76,6 +80,21 @@ def spell(target: torch._ops.OpOverload, arguments: dict[str, Any], write: Write
         if needed.keys() <= _names(template):
             return _fill(_parsed(template), needed)
     return _raw(target, written)
+
+
+def _function(target: Any, written: dict[str, Argument], captured: dict[str, Any]) -> ast.expr:
+    """split(x, dim=1): tensors by position, everything behind the first constant by name."""
+    usual = defaults(target)
+    positional: list[ast.expr] = []
+    keywords: list[ast.keyword] = []
+    for place, (name, argument) in enumerate(written.items()):
+        if name in usual and _same(argument.value, usual[name]):
+            continue
+        if isinstance(captured[name], Value) and len(positional) == place:
+            positional.append(argument.code)
+        else:
+            keywords.append(ast.keyword(name, argument.code))
+    return ast.Call(ast.Name(target.__name__, ast.Load()), positional, keywords)
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from autopart.codegen.forms import frame_context, frame_mode
 from autopart.codegen.frames import Frame
+from autopart.codegen.functions import is_collective
 from autopart.codegen.hints import Hints
 from autopart.codegen.loops import Loop
 from autopart.codegen.program import SELECT, Context, Op, Value, is_mutating, is_pure
@@ -46,7 +47,8 @@ def item_defines(item: Item) -> list[Value]:
 
 
 def is_pure_item(item: Item) -> bool:
-    return isinstance(item, Op) and is_pure(item)
+    """Whether it may move among others; collectives keep their order, which all ranks share."""
+    return isinstance(item, Op) and is_pure(item) and not is_collective(item.target)
 
 
 def _keeps_order(items: list[Item]) -> bool:
@@ -127,6 +129,8 @@ def _can_inline(item: Item, reader: Item, target: Item, call: Frame, hints: Hint
         branch = next(v for v in item_defines(item) if v in reader.values())
         if mode != ("training" if reader.args["training"] is branch else "evaluation"):
             return False
+        if isinstance(item, Op) and is_collective(item.target):  # a result that only one mode leaves in shards
+            return True
     elif mode != reader_mode:
         return False
     context, reader_context = item_context(item), item_context(reader)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from autopart.codegen.program import Program, Value
 from autopart.codegen.split_backward import may_split_backward
 from autopart.graph import Graph
 from autopart.plan import Plan
+from autopart.sharding import LocalGraph, Split
 
 
 def name_values(program: Program, placement: Placement, hint: Mapping[Value, str]) -> dict[Value, str]:
@@ -45,7 +47,7 @@ def pipeline_file(
         "",
         "import torch",
         "",
-        "from runtime.interface import Input, Output, Pipeline, Stage, Tie, Value",
+        "from runtime.interface import Input, Output, Pipeline, Shard, Stage, Tie, Value",
         *(f"from stage_{s} import Stage{s}" for s in range(stages)),
         "",
         "STAGES = (",
@@ -71,9 +73,13 @@ def pipeline_file(
         what = f"{literal(spec.name)}, {literal(spec.path)}, {shape}, {spec.dtype}"
         out.append(f"    Input({what}, batch_dim={spec.batch_dim}{bound}),")
     out += [")", "", "OUTPUTS = ("]
-    for value, spec_out, evaluated in zip(program.outputs, graph.outputs, program.evaluated, strict=True):
+    shards = output_splits(graph)
+    for value, spec_out, evaluated, split in zip(
+        program.outputs, graph.outputs, program.evaluated, shards, strict=True
+    ):
         what = f"{literal(names[value])}, {literal(spec_out.path)}, batch_dim={spec_out.batch_dim}"
-        out.append(f"    Output({what}{'' if evaluated else ', in_evaluation=False'}),")
+        held = "" if split is None else f", shard={_shard(split)}"
+        out.append(f"    Output({what}{'' if evaluated else ', in_evaluation=False'}{held}),")
     out += [")", "", "# Parameters that several stages hold: their gradients are summed.", "TIES = ("]
     for key, places in holding.copies().items():
         if graph.state[key].kind == "parameter" and len(places) > 1:
@@ -85,6 +91,15 @@ def pipeline_file(
     out += ["}", "", "# How each weight is drawn when no weights are given.", "INITIALIZATION = {"]
     for name, rule in initialization(graph).items():
         out.append(f"    {literal(name)}: {literal(rule)},")
+    if tensor_degree(graph) > 1:
+        out += [
+            "}",
+            "",
+            "# Key of the original state_dict -> how the tensor ranks hold it; the others are whole.",
+            "SHARDS = {",
+        ]
+        for name, split in state_splits(graph).items():
+            out.append(f"    {literal(name)}: {_shard(split)},")
     out += [
         "}",
         "",
@@ -110,11 +125,12 @@ def pipeline_file(
         "    ties=TIES,",
         "    names=NAMES,",
         "    initialization=INITIALIZATION,",
+        *([f"    tensor={tensor_degree(graph)},", "    shards=SHARDS,"] if tensor_degree(graph) > 1 else []),
         ")",
     ]
     text = "\n".join(out) + "\n"
-    for kind, mark in (("Tie", "Tie("), ("Value", "Value("), ("Input", "Input("), ("Output", " Output(")):
-        if mark not in text:
+    for kind in ("Tie", "Value", "Input", "Output", "Shard"):
+        if not re.search(rf"\b{kind}\(", text):
             text = text.replace(f" {kind},", "", 1) if f" {kind}," in text else text.replace(f", {kind}\n", "\n", 1)
     if "torch." not in text:
         text = text.replace("import torch\n\n", "", 1)
@@ -136,10 +152,31 @@ def initialization(graph: Graph) -> dict[str, Any]:
     return found
 
 
+def tensor_degree(graph: Graph) -> int:
+    """How many ranks run a stage together."""
+    return graph.tensor if isinstance(graph, LocalGraph) else 1
+
+
+def state_splits(graph: Graph) -> dict[str, Split]:
+    """Every name in the model's `state_dict` of what the ranks hold in shards -> how it is cut."""
+    splits = graph.shards if isinstance(graph, LocalGraph) else {}
+    return {n: split for key, split in splits.items() if split is not None for n in graph.state[key].names}
+
+
+def output_splits(graph: Graph) -> Sequence[Split | None]:
+    """How the ranks hold each output in training; None: each has all of it."""
+    return graph.output_splits if isinstance(graph, LocalGraph) else [None] * len(graph.outputs)
+
+
+def _shard(split: Split) -> str:
+    return f"Shard({split.dim}, {literal(tuple(int(part) for part in split.parts))})"
+
+
 def input_maxima(graph: Graph) -> dict[str, int]:
     """Bounds for random integer inputs: the rows of the embedding, or the classes of the loss, that they index."""
     found: dict[str, int] = {}
-    for node in graph.primary.graph.nodes:
+    whole = graph.whole if isinstance(graph, LocalGraph) else graph
+    for node in whole.primary.graph.nodes:
         if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
             continue
         name, args = node.target._schema.name, node.args

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 import transformers as hf
 from emitted import legal, make_plan, random_cuts
 from small_models import MODELS
+from torch import nn
 
 from autopart.codegen import emit
 from autopart.graph import Graph
@@ -98,12 +100,32 @@ def test_packages_import_nothing_but_torch_and_their_own_files(name: str, tmp_pa
                 assert root == "torch" or root in own or root in sys.stdlib_module_names, (path.name, module)
 
 
+class Pooled(nn.Module):
+    """Features of boxes, by an operator of torchvision's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = nn.Conv2d(3, 4, 3, padding=1)
+
+    def forward(self, images: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
+        return torchvision.ops.roi_align(self.features(images), boxes, 4)
+
+
 def test_packages_say_which_library_their_operators_are_from(tmp_path: Path) -> None:
+    boxes = torch.tensor([[0.0, 0, 0, 4, 4], [1, 1, 1, 6, 6]])
+    graph = trace(Pooled(), (torch.randn(2, 3, 8, 8), boxes), check=False)
+    emit(graph, make_plan(graph, random_cuts(graph, 1, 0), 1), tmp_path / "out")
+    assert "It needs torch and torchvision." in (tmp_path / "out" / "README.md").read_text()
+    assert "import torchvision" in (tmp_path / "out" / "stage_0.py").read_text()
+
+
+def test_grouped_matrix_products_need_torch_alone(tmp_path: Path) -> None:
     model, args, kwargs = MODELS["mixtral"]()
     graph = trace(model, args, kwargs, check=False)
+    assert any("grouped_mm" in str(node.target) for node in graph.primary.calls)
     emit(graph, make_plan(graph, random_cuts(graph, 2, 0), 2), tmp_path / "out")
-    assert "It needs torch and transformers." in (tmp_path / "out" / "README.md").read_text()
-    assert "import transformers.integrations.moe" in (tmp_path / "out" / "stage_0.py").read_text()
+    assert "It needs torch alone." in (tmp_path / "out" / "README.md").read_text()
+    assert "from runtime.split_operators import grouped_mm" in (tmp_path / "out" / "stage_0.py").read_text()
 
 
 def test_stage_files_say_what_the_plan_predicts(tmp_path: Path) -> None:
