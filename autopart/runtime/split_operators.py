@@ -30,8 +30,10 @@ def rank_stream(device: torch.device) -> Iterator[None]:
         yield
 
 
-def dropout(x: torch.Tensor, p: float) -> torch.Tensor:
+def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """Dropout of a shard: every rank draws its own mask."""
+    if not training:
+        return x
     with rank_stream(x.device):
         return F.dropout(x, p, training=True)
 
@@ -45,6 +47,8 @@ def attention(
     **options: Any,
 ) -> torch.Tensor:
     """Scaled dot-product attention with dropout on shards: every rank draws its own mask."""
+    if not dropout_p:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
     with rank_stream(query.device):
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
 
@@ -129,10 +133,13 @@ def batch_norm_of_split_batch(
     bias: torch.Tensor | None,
     running_mean: torch.Tensor | None,
     running_var: torch.Tensor | None,
+    training: bool,
     momentum: float,
     eps: float,
 ) -> torch.Tensor:
-    """Batch norm in training mode with the statistics of all ranks' equally many elements."""
+    """Batch norm; in training with the statistics of all ranks' equally many elements."""
+    if not training:
+        return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
     count = group().size * x.numel() // x.shape[1]

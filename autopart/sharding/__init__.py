@@ -2,7 +2,7 @@
 
 How to use it:
 
-    program = Program(graph.primary, t)      # the whole problem: explore once for each tensor degree
+    program = Program.of(graph, t)           # the whole problem: explore once for each tensor degree
     program.strategies[node]                 # call node -> legal strategies; [0] is fully replicated
     program.layouts[node]                    # placeholder or get_attr node -> layouts it may be held in
     for edge in program.edges(): ...         # every place where a value is read: source, user, number
@@ -12,8 +12,8 @@ layout its producer gives (`strategy.outputs[i]`, or the held layout) to the one
 (`strategy.inputs[edge.number]`, for the output node `R`), at the price `conversions(a, b, value, t, link,
 program.differentiable(edge))`. Readers that take a value in one layout share one conversion. Over an edge with
 `program.fixed(edge)` both layouts must be equal, and nothing becomes owned that is not (`convertible(a, b)`). `getitem`
-nodes have no strategy: they are results of their producer (`producer_of`). State below a module that is kept whole
-(`graph.opaque`) stays replicated.
+nodes have no strategy: they are results of their producer (`producer_of`). Result n of the model is read in
+`program.result(n, layout)`.
 
     choice = Choice(state={"t0": S(0, 64)}, strategies={node.name: strategy, ...})
     local = rewrite(graph, choice, t)        # a LocalGraph: a Graph with local shapes and explicit collectives

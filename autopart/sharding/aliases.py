@@ -51,6 +51,10 @@ class Aliases:
         """Whether tensor argument `number` of `user` must be read in the very layout it has."""
         return (user, number) in self._edges and self.changed(self._operands[user][number])
 
+    def root(self, value: fx.Node) -> fx.Node:
+        """The same node for all values that share memory with this one."""
+        return self._groups[value]
+
     def group(self, value: fx.Node) -> set[fx.Node]:
         """All values that share memory with this one."""
         return {node for node in self._position if self._groups[node] == self._groups[value]}

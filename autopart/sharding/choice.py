@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import fx
 
@@ -24,10 +24,19 @@ class Choice:
     Attributes:
         state: State key -> layout; state that is not named is replicated.
         strategies: Name of a call node -> strategy.
+        program: What it was chosen from, so that nobody need explore the graph again.
     """
 
     state: Mapping[str, Layout]
     strategies: Mapping[str, Strategy]
+    program: Program | None = field(default=None, compare=False, repr=False)
+
+
+def of_nodes(program: Program, choice: Choice) -> tuple[dict[fx.Node, Strategy], dict[fx.Node, Layout]]:
+    """Strategy of each call node and layout of each held value; inputs are replicated."""
+    strategies = {node: choice.strategies[node.name] for node in program.operations}
+    held = {node: choice.state.get(str(node.target), R) if node.op == "get_attr" else R for node in program.layouts}
+    return strategies, held
 
 
 Pick = Callable[[fx.Node, list[Strategy], Callable[[int], Layout]], Strategy]
@@ -46,7 +55,7 @@ def choose(program: Program, state: Mapping[str, Layout], pick: Pick) -> Choice:
         chosen, stuck = _attempt(program, state, pick, whole)
         if stuck is None:
             keys = {str(node.target): _held(node, state, whole) for node in program.layouts if node.op == "get_attr"}
-            return Choice({**state, **keys}, {node.name: strategy for node, strategy in chosen.items()})
+            return Choice({**state, **keys}, {node.name: strategy for node, strategy in chosen.items()}, program)
         before = len(whole)
         whole |= program.aliases.group(stuck)
         for number, operand in enumerate(program.operations[stuck].operands):

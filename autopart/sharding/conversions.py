@@ -129,7 +129,7 @@ def sent_bytes(collective: Collective, whole_bytes: int, t: int) -> int:
     """What a rank sends in a collective over t ranks.
 
     Args:
-        whole_bytes: Of the tensor that all ranks' inputs (of a reduction: the results) make together.
+        whole_bytes: Of the tensor of which the ranks hold shards or summands.
     """
     share = SHARES[collective][0] / (t if collective == "all_to_all" else 1)
     return int(whole_bytes * share * (t - 1) / t)

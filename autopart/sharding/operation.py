@@ -69,11 +69,13 @@ class Operation:
         node: The node of the whole graph.
         t: Number of ranks.
         operands: The nodes of its tensor arguments, one for each place (a node may stand twice).
+        twin: In an evaluation capture, the same operator of the training capture.
     """
 
-    def __init__(self, node: fx.Node, t: int) -> None:
+    def __init__(self, node: fx.Node, t: int, twin: fx.Node | None = None) -> None:
         self.node = node
         self.t = t
+        self.twin = twin
         self.operands: list[fx.Node] = []
 
         def number(arg: Any) -> Any:
@@ -123,6 +125,10 @@ class Operation:
             elif argument.has_default_value():
                 found[argument.name] = argument.default_value
         return found
+
+    def in_training(self, name: str) -> Any:
+        """A constant argument as the training capture has it: both captures are then split by one computation."""
+        return (self.arguments if self.twin is None else Operation(self.twin, self.t).arguments)[name]
 
     @cached_property
     def mutated(self) -> frozenset[int]:

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
-from autopart.graph import Capture
+from autopart.graph import Capture, Graph, StateEntry
 from autopart.sharding.aliases import Aliases
 from autopart.sharding.layouts import Layout, Owned, R, Split, shards
 from autopart.sharding.operation import Operation, Strategy
 from autopart.sharding.rules.labels import Place, replicated
 from autopart.sharding.rules.table import rule_of
+from autopart.sharding.twins import twins
 
 MOST_PARTS = 64
 MOST_SPLITS = 24  # of one value
@@ -46,12 +47,31 @@ class Program:
         strategies: Call node -> its legal strategies, "replicated" first.
         layouts: Placeholder or `get_attr` node -> the layouts it may have.
         aliases: Which values share memory and which of them are changed in place.
+        twins: Of an evaluation capture: call node -> the same operator of the training capture.
+
+    Args:
+        whole: Keys of state that no rank may hold a part of.
+        loss: The result that is trained on.
+        training: Whether results may stay in shards (see `result`).
     """
 
-    def __init__(self, capture: Capture, t: int) -> None:
+    def __init__(
+        self,
+        capture: Capture,
+        t: int,
+        *,
+        whole: Collection[str] = (),
+        loss: int | None = None,
+        training: bool = False,
+        twins: Mapping[fx.Node, fx.Node] | None = None,
+    ) -> None:
         self.capture = capture
         self.t = t
-        self.operations = {node: Operation(node, t) for node in capture.calls if not is_getitem(node)}
+        self.twins = twins or {}
+        self._loss, self._training = loss, training
+        self.operations = {
+            node: Operation(node, t, self.twins.get(node)) for node in capture.calls if not is_getitem(node)
+        }
         self.aliases = Aliases(capture, self.operations)
         self._splits: dict[fx.Node, dict[Split, None]] = defaultdict(dict)
         self._owned: dict[fx.Node, set[Owned]] = defaultdict(set)
@@ -64,10 +84,26 @@ class Program:
         self._explore()
         self.strategies = {node: list(found.values()) for node, found in self._found.items()}
         self.layouts = {
-            node: [R, *(shards(split) for split in self._splits[node])] if node.op == "get_attr" else [R]
+            node: [R, *(shards(split) for split in self._splits[node])]
+            if node.op == "get_attr" and node.target not in whole
+            else [R]
             for node in capture.graph.nodes
             if node.op in ("placeholder", "get_attr")
         }
+
+    @classmethod
+    def of(cls, graph: Graph, t: int, *, evaluation: bool = False) -> Program:
+        """The strategies of a graph's primary capture, or of its evaluation capture."""
+        trained = graph.training is not None
+        second = evaluation and trained
+        return cls(
+            graph.evaluation if evaluation else graph.primary,
+            t,
+            whole={key for key, entry in graph.state.items() if not _may_split(graph, entry)},
+            loss=graph.loss,
+            training=trained and not evaluation,
+            twins=twins(graph.training, graph.evaluation) if second else None,  # type: ignore[arg-type]
+        )
 
     def edges(self) -> Iterator[Edge]:
         """Every place where a value is read, in program order."""
@@ -85,6 +121,16 @@ class Program:
         if edge.user.op == "output":
             return bool(edge.source.meta.get("requires_grad", False))
         return self.operations[edge.user].tracked_inputs[edge.number]
+
+    def result(self, number: int, layout: Layout) -> Layout:
+        """The layout in which result `number` of the model is given back when it is computed in `layout`.
+
+        The loss and what is summed is whole on every rank. Other shards stay shards in training: nobody reads them
+        there, and gathering the logits of a large vocabulary would take more memory than its loss does.
+        """
+        if number == self._loss or layout.partial:
+            return R
+        return layout if layout.split is None or self._training else R
 
     def fixed(self, edge: Edge) -> bool:
         """Whether the value must be read in the very layout it has: it shares memory that is changed in place."""
@@ -155,6 +201,14 @@ class Program:
             return
         known[split] = None
         self._queue.append((node, split))
+
+
+def _may_split(graph: Graph, entry: StateEntry) -> bool:
+    """Parameters and persistent buffers may be split: the others are written into a package as they are. What a module
+    holds that is kept whole may not: its code reads it whole."""
+    opaque = [call.path for call in graph.opaque.values() if call.kind == "module"]
+    below = any(not path or name.startswith(f"{path}.") for path in opaque for name in entry.names)
+    return entry.kind != "constant" and entry.persistent and not below
 
 
 def is_getitem(node: fx.Node) -> bool:

@@ -21,7 +21,7 @@ from torch.fx.node import map_arg
 from autopart.errors import AutopartError
 from autopart.graph import Capture, Graph
 from autopart.runtime import collectives
-from autopart.sharding.choice import Choice, following
+from autopart.sharding.choice import Choice, following, of_nodes
 from autopart.sharding.conversions import conversion
 from autopart.sharding.layouts import Layout, R, Split, local_shape
 from autopart.sharding.operation import Operand, Result, Strategy, substitute
@@ -32,17 +32,20 @@ from autopart.sharding.program import Program, is_getitem, layout_of
 class LocalGraph(Graph):
     """The graph that each rank of a tensor-parallel group runs; a `Graph` like any other.
 
-    State has local shapes (on `meta`); inputs and outputs are whole on every rank.
+    State has local shapes (on `meta`); inputs are whole on every rank, and results too but for `output_splits`, in
+    training. `inputs` and `outputs` speak of whole tensors.
 
     Attributes:
         tensor: Number of ranks.
         shards: State key -> how a rank's tensor is cut from the whole (`runtime.shards.cut`); None: whole.
+        output_splits: For each result, how the training capture leaves it in shards; None: whole on every rank.
         whole: The graph it was made from.
         choice: The layouts it was made with.
     """
 
     tensor: int = 1
     shards: Mapping[str, Split | None] = None  # type: ignore[assignment]
+    output_splits: tuple[Split | None, ...] = ()
     whole: Graph = None  # type: ignore[assignment]
     choice: Choice = None  # type: ignore[assignment]
 
@@ -56,17 +59,18 @@ def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
     Raises:
         AutopartError: The choice is not legal: it names the node.
     """
-    for key, entry in graph.state.items():
-        if choice.state.get(key, R) != R and any(
-            _below(name, call.path) for name in entry.names for call in graph.opaque.values() if call.kind == "module"
-        ):
-            raise AutopartError(f"{entry.name} is read by a module that is kept whole, and cannot be split")
-    program = Program(graph.primary, t)
+    program = choice.program
+    if program is None or program.t != t or program.capture is not graph.primary:
+        program = Program.of(graph, t)
+    for node, layouts in program.layouts.items():
+        if node.op == "get_attr" and choice.state.get(str(node.target), R) not in layouts:
+            name = graph.state[str(node.target)].name
+            raise AutopartError(f"{name} cannot be held as {choice.state[str(node.target)]}")
     primary = rewrite_capture(program, choice)
     if graph.training is None:
         captures = {"training": None, "evaluation": primary}
     else:
-        other = Program(graph.evaluation, t)
+        other = Program.of(graph, t, evaluation=True)
         captures = {"training": primary, "evaluation": rewrite_capture(other, _evaluation(other, choice))}
     splits = {key: choice.state.get(key, R).split for key in graph.state}
     state = {
@@ -74,11 +78,23 @@ def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
         for key, entry in graph.state.items()
     }
     values = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
-    return LocalGraph(**{**values, **captures, "state": state}, tensor=t, shards=splits, whole=graph, choice=choice)
+    return LocalGraph(
+        **{**values, **captures, "state": state},
+        tensor=t,
+        shards=splits,
+        output_splits=_output_splits(program, choice),
+        whole=graph,
+        choice=choice,
+    )
 
 
-def _below(name: str, path: str) -> bool:
-    return not path or name.startswith(f"{path}.")
+def _output_splits(program: Program, choice: Choice) -> tuple[Split | None, ...]:
+    strategies, held = of_nodes(program, choice)
+    results = program.capture.graph.output_node().args[0]
+    return tuple(
+        program.result(number, layout_of(value, strategies, held)).split if isinstance(value, fx.Node) else None
+        for number, value in enumerate(results)  # type: ignore[arg-type]
+    )
 
 
 def _local_state(tensor: torch.Tensor, layout: Layout, t: int) -> torch.Tensor:
@@ -89,12 +105,13 @@ def _local_state(tensor: torch.Tensor, layout: Layout, t: int) -> torch.Tensor:
 
 
 def _evaluation(program: Program, choice: Choice) -> Choice:
-    """A choice for the evaluation capture, with the same layouts of state and the same strategies where they are legal.
+    """A choice for the evaluation capture: the same layouts of state, and the same strategies of the same operators.
 
     Raises:
         AutopartError: A tensor that this capture changes in place cannot keep its layout.
     """
-    made = following(program, choice.state, choice.strategies)
+    wanted = {node.name: choice.strategies[twin.name] for node, twin in program.twins.items() if not is_getitem(twin)}
+    made = following(program, choice.state, wanted)
     for key, layout in choice.state.items():
         if made.state.get(key, layout) != layout:
             raise AutopartError(f"the evaluation capture cannot hold state {key} as {layout}")
@@ -124,10 +141,7 @@ class _Rewriter:
 
     def __init__(self, program: Program, choice: Choice) -> None:
         self.program = program
-        self.strategies = {node: choice.strategies[node.name] for node in program.operations}
-        self.held = {
-            node: choice.state.get(str(node.target), R) if node.op == "get_attr" else R for node in program.layouts
-        }
+        self.strategies, self.held = of_nodes(program, choice)
         self.graph = fx.Graph()
         self.local: dict[fx.Node, fx.Node] = {}
         self.converted: dict[_Wanted, fx.Node] = {}
@@ -155,7 +169,10 @@ class _Rewriter:
         for edge in self.program.edges():
             source, user = edge.source, edge.user
             before = layout_of(source, self.strategies, self.held)
-            after = R if user.op == "output" else self.strategies[user].inputs[edge.number]
+            if user.op == "output":
+                after = self.program.result(edge.number, before)
+            else:
+                after = self.strategies[user].inputs[edge.number]
             differentiable = self.program.differentiable(edge)
             if not differentiable:
                 before, after = before.without_gradient(), after.without_gradient()
@@ -253,9 +270,8 @@ class _Rewriter:
             sources = user.args[0] if user.op == "output" else self.program.operations[user].operands
             return self.local[sources[number]]  # type: ignore[index]
         if wanted not in self.converted:
-            stacks = [reader.meta.get("nn_module_stack") or {} for reader in self.readers[wanted]]
-            if any(reader.op == "output" for reader in self.readers[wanted]):
-                stacks = [{}]
+            readers = [reader for reader in self.readers[wanted] if reader.op != "output"]
+            stacks = [reader.meta.get("nn_module_stack") or {} for reader in readers] or [{}]
             first = user if user.op != "output" else wanted.source
             self._convert(wanted, {**first.meta, "nn_module_stack": _common(stacks)})
         return self.converted[wanted]

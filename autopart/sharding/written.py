@@ -38,7 +38,7 @@ def chosen(graph: Graph, t: int, state: Mapping[str, str], strategies: Mapping[s
     Raises:
         UsageError: A text names nothing that this graph allows, or an operator has none.
     """
-    program = Program(graph.primary, t)
+    program = Program.of(graph, t)
     held: dict[str, Layout] = {}
     by_name = {graph.state[str(node.target)].name: node for node in program.layouts if node.op == "get_attr"}
     for name, text in state.items():
@@ -55,7 +55,7 @@ def chosen(graph: Graph, t: int, state: Mapping[str, str], strategies: Mapping[s
     unknown = next((name for name in strategies if name not in taken), None)
     if unknown is not None:
         raise UsageError(f"the plan has layouts for {unknown}, which is no operator of the graph: {_REMEDY}")
-    return Choice(held, taken)
+    return Choice(held, taken, program)
 
 
 def _found(options: Mapping[str, T], text: str, name: str) -> T:

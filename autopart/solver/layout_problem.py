@@ -109,7 +109,8 @@ class Reading:
     """Edges that are alike: result `output` of site `source` is read as argument `number` of site `user`.
 
     Attributes:
-        user: None for results of the model, which are read as `R`.
+        user: None for results of the model (see `Program.result`).
+        number: Of the argument; of the result, where `user` is None and it is the loss, else -1.
         differentiable: Whether a gradient flows back.
         fixed: Whether the value must be read in the layout that it has.
     """
@@ -178,7 +179,7 @@ class LayoutProblem:
             raise UsageError(f"tensor degree {t} needs that many devices, at least 2; the cluster has {len(cluster)}")
         self.graph, self.costs, self.cluster, self.t = graph, costs, cluster, t
         self.in_flight = in_flight
-        self.program = Program(graph.primary, t)
+        self.program = Program.of(graph, t)
         self.link = group_link(cluster, t)
         self._optimizer_states = OPTIMIZER_STATES[optimizer]
         self._allow = allow
@@ -204,9 +205,9 @@ class LayoutProblem:
         return [_seen(outputs[reading.output], reading) for outputs in self.sites[reading.source].outputs]
 
     def targets(self, reading: Reading) -> list[Layout]:
-        """For each option of the user: the layout to which the reading converts."""
+        """For each option of the user (of the source, for results): the layout to which the reading converts."""
         if reading.user is None:
-            return [R]
+            return [_seen(self.program.result(reading.number, layout), reading) for layout in self.sources(reading)]
         return [_seen(inputs[reading.number], reading) for inputs in self.sites[reading.user].inputs]
 
     @cached_property
@@ -320,7 +321,7 @@ class LayoutProblem:
     def _reading(self, edge: Edge) -> Reading:
         producer, output = producer_of(edge.source)
         user = None if edge.user.op == "output" else self.site_of[edge.user]
-        number = 0 if user is None else edge.number
+        number = edge.number if user is not None or edge.number == self.graph.loss else -1
         differentiable, fixed = self.program.differentiable(edge), self.program.fixed(edge)
         return Reading(self.site_of[producer], output, user, number, differentiable, fixed)
 

@@ -116,7 +116,7 @@ def _conversions(problem: LayoutProblem, picks: Sequence[int]) -> tuple[Conversi
                 for r in group:
                     reading = problem.readings[r]
                     before = problem.sources(reading)[picks[reading.source]]
-                    after = problem.targets(reading)[0 if reading.user is None else picks[reading.user]]
+                    after = problem.targets(reading)[picks[reading.source if reading.user is None else reading.user]]
                     if before != after and before.partial == partial:
                         changes[before, after] = None
                 differentiable = problem.readings[group[0]].differentiable

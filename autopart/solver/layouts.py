@@ -51,8 +51,7 @@ from autopart.cluster import Cluster
 from autopart.costs import Costs
 from autopart.errors import InfeasibleError, LimitError
 from autopart.graph import Graph
-from autopart.sharding import Choice, Layout, Price, Strategy, describe
-from autopart.sharding.layouts import convertible
+from autopart.sharding import Choice, Layout, Price, Program, Strategy, convertible, describe
 from autopart.solver.layout_problem import Allow, LayoutProblem, Reading
 from autopart.solver.layout_value import LayoutValue, kept_layouts, value_of
 from autopart.units import format_bytes
@@ -96,9 +95,10 @@ class LayoutChoice:
         gap: (time - bound) / time.
         status: "optimal" when the gap is closed within the tolerance, else "feasible".
         seconds: Wall time of stating and solving the program.
-        stopped_by: "proof" or "time limit".
+        stopped_by: "proof" or "time limit"; "given" where nothing was solved.
         variables: Number of variables of the program.
         blocks: How each block is split.
+        program: What was chosen from.
     """
 
     tensor: int
@@ -112,6 +112,7 @@ class LayoutChoice:
     stopped_by: str
     variables: int
     blocks: tuple[BlockLayout, ...] = field(repr=False)
+    program: Program = field(repr=False, compare=False)
 
     @property
     def time_s(self) -> float:
@@ -120,7 +121,7 @@ class LayoutChoice:
     @property
     def choice(self) -> Choice:
         """The layouts, as `sharding.rewrite` takes them."""
-        return Choice(self.state, self.strategies)
+        return Choice(self.state, self.strategies, self.program)
 
 
 def choose_layouts(
@@ -178,7 +179,8 @@ def choose_layouts(
         time.monotonic() - start,
         "proof" if proven else "time limit",
         program.model.get_num_variables(),
-        _blocks(graph, Choice(state, strategies), value, t),
+        block_layouts(graph, Choice(state, strategies), value, t),
+        problem.program,
     )
 
 
@@ -259,12 +261,11 @@ class _Program:
 
     def _add_reading(self, reading: Reading) -> dict[tuple[Layout, Layout], Linear]:
         """y of one reading; sums of x where one side has no choice."""
-        before = self._share(reading.source, self.problem.sources(reading))
-        after: dict[Layout, Linear] = (
-            {layout: 1.0 for layout in self.problem.targets(reading)}
-            if reading.user is None
-            else self._share(reading.user, self.problem.targets(reading))
-        )
+        sources, targets = self.problem.sources(reading), self.problem.targets(reading)
+        before = self._share(reading.source, sources)
+        if reading.user is None:
+            return {(a, b): before[a] for a, b in dict.fromkeys(zip(sources, targets, strict=True))}
+        after = self._share(reading.user, targets)
         if reading.fixed:
             for layout in dict.fromkeys([*before, *after]):
                 difference = before.get(layout, 0.0) - after.get(layout, 0.0)
@@ -384,7 +385,7 @@ def _unfolded(problem: LayoutProblem, picks: Sequence[int]) -> tuple[dict[str, S
     return strategies, state
 
 
-def _blocks(graph: Graph, choice: Choice, value: LayoutValue, t: int) -> tuple[BlockLayout, ...]:
+def block_layouts(graph: Graph, choice: Choice, value: LayoutValue, t: int) -> tuple[BlockLayout, ...]:
     """Each block's splits, and the conversions of values that it makes."""
     labels = find_blocks(graph, graph.primary)
     splits: dict[str, dict[str, str]] = {label: {} for label in labels.values()}

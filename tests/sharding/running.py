@@ -10,6 +10,7 @@ from torch import fx, nn
 
 from autopart.graph import Capture, Graph
 from autopart.runtime.shards import cut, join
+from autopart.sharding.layouts import Split
 from autopart.sharding.rewrite import LocalGraph
 from tests.sharding.ranks import ThreadRanks
 
@@ -77,7 +78,11 @@ def run_whole(graph: Graph, inputs: list[torch.Tensor]) -> dict[str, Any]:
 
 
 def run_split(local: LocalGraph, inputs: list[torch.Tensor], rtol: float = 1e-9) -> tuple[dict[str, Any], ThreadRanks]:
-    """The same from the local graph on threads, shards joined; what is replicated must be equal on all ranks."""
+    """The same from the local graph on threads, shards joined; what is replicated must be equal on all ranks.
+
+    The loss is whole on every rank; other results may be shards.
+    """
+    assert local.output_splits[local.loss] is None
     t = local.tensor
     ranks = ThreadRanks(t)
     whole = local.whole.state
@@ -94,12 +99,9 @@ def run_split(local: LocalGraph, inputs: list[torch.Tensor], rtol: float = 1e-9)
         return [o.detach() if isinstance(o, torch.Tensor) else o for o in outputs], state
 
     found = ranks.run(program)
-    merged: dict[str, Any] = {"outputs": found[0][0], "gradients": {}, "buffers": {}}
-    for other, _ in found[1:]:
-        for a, b in zip(other, found[0][0], strict=True):
-            assert a is b is None or torch.allclose(a, b, rtol=rtol, atol=rtol / 1000, equal_nan=True), (
-                "outputs of two ranks"
-            )
+    results = zip(*(outputs for outputs, _ in found), strict=True)
+    joined = [joined_result(list(held), split, rtol) for held, split in zip(results, local.output_splits, strict=True)]
+    merged: dict[str, Any] = {"outputs": joined, "gradients": {}, "buffers": {}}
     for key, split in local.shards.items():
         entry = whole[key]
         values = [state[key].grad if entry.requires_grad else state[key].detach() for _, state in found]
@@ -116,6 +118,15 @@ def run_split(local: LocalGraph, inputs: list[torch.Tensor], rtol: float = 1e-9)
                 )
             place[entry.name] = values[0]
     return merged, ranks
+
+
+def joined_result(held: list[Any], split: Split | None, rtol: float) -> Any:
+    """One result from what the ranks hold of it."""
+    if split is not None:
+        return join(held, split.dim, split.parts)
+    for other in held[1:]:
+        assert held[0] is other is None or torch.allclose(held[0], other, rtol=rtol, atol=rtol / 1000, equal_nan=True)
+    return held[0]
 
 
 def worst_error(found: dict[str, Any], wanted: dict[str, Any]) -> dict[str, float]:

@@ -94,13 +94,13 @@ def strategy_of(program: Program, user: fx.Node, state: fx.Node, label: str, lay
 def test_column_then_row_needs_two_all_reduces_a_block_each_way(name: str, t: int) -> None:
     model, args, kwargs = build(name)
     graph = in_double(trace(model, args, kwargs, check=False))
-    program = Program(graph.primary, t)
+    program = Program.of(graph, t)
     choice = classic_choice(graph, program, CLASSICS[name])
     local = rewrite(graph, choice, t)
     inputs = tensors_of(list(args)) + tensors_of(kwargs)
     found, _ = run_split(local, inputs)
     assert max(worst_error(found, run_whole(graph, inputs)).values()) < 1e-9
-    # Two a block each way; the embedding forward, the head backward; the logits that are given back are gathered.
+    # Two a block each way; the embedding forward, the head backward; the logits stay shards in training.
     sent = [s for s in collectives_of(local.primary, t) if s.forward_bytes + s.backward_bytes > 0]
     blocks = 2
     activation = 2 * 2 * 8 * 32 * 8 * (t - 1) // t  # an all-reduce of [2, 8, 32] in float64
@@ -110,7 +110,11 @@ def test_column_then_row_needs_two_all_reduces_a_block_each_way(name: str, t: in
     assert Counter((s.backward, s.backward_bytes) for s in sent if s.backward) == {
         ("all_reduce", activation): 2 * blocks + 1
     }, sent
-    assert [s.forward for s in sent if s.forward not in (None, "all_reduce")] == ["all_gather"], sent
+    assert not [s.forward for s in sent if s.forward not in (None, "all_reduce")], sent
+    logits = next(i for i, output in enumerate(graph.outputs) if "logits" in output.path)
+    assert [i for i, split in enumerate(local.output_splits) if split] == [logits]
+    evaluated = [s for s in collectives_of(local.evaluation, t) if s.forward not in (None, "all_reduce")]
+    assert [s.forward for s in evaluated] == ["all_gather"], evaluated
     matrices = [key for key, entry in graph.state.items() if entry.kind == "parameter" and entry.tensor.dim() == 2]
     for key in matrices:
         if "wpe" not in graph.state[key].name:

@@ -19,7 +19,7 @@ def test_split_experts_compute_what_all_of_them_compute(implementation: str, tol
     model, args, kwargs = build("mixtral") if double else mixtral(implementation, torch.float32)
     graph = trace(model, args, kwargs, check=False)
     graph = in_double(graph) if double else graph
-    program = Program(graph.primary, t)
+    program = Program.of(graph, t)
     experts = [key for key, entry in graph.state.items() if "experts" in entry.name]
     assert len(experts) == 4
     wanted = {

@@ -34,7 +34,7 @@ def test_random_layouts_compute_what_the_model_computes(name: str, t: int) -> No
     graph, inputs, wanted, parameters = traced(name)
     assert set(wanted["gradients"]) == parameters
     assert any(g is not None and g.any() for g in wanted["gradients"].values())
-    program = Program(graph.primary, t)
+    program = Program.of(graph, t)
     used: Counter[tuple[str, str]] = Counter()
     for seed in range(LAYOUTS):
         choice = random_choice(program, random.Random(seed), used)

@@ -107,7 +107,7 @@ def test_hazards_compute_what_the_model_computes(model: type[nn.Module], t: int)
     x = torch.randn(8, 8, dtype=torch.float64)
     graph = trace(model().double(), (x,))
     wanted = run_whole(graph, [x])
-    program = Program(graph.primary, t)
+    program = Program.of(graph, t)
     used: Counter[tuple[str, str]] = Counter()
     for seed in range(20):
         local = rewrite(graph, random_choice(program, random.Random(seed), used), t)
@@ -133,7 +133,7 @@ def test_autocast_regions_keep_their_dtypes() -> None:
     x = torch.randn(8, 8)
     graph = trace(Autocast(), (x,))
     wanted = run_whole(graph, [x])
-    program = Program(graph.primary, 2)
+    program = Program.of(graph, 2)
     for seed in range(10):
         local = rewrite(graph, random_choice(program, random.Random(seed)), 2)
         for node in local.primary.graph.nodes:
@@ -160,7 +160,7 @@ def test_shards_are_dropped_independently_and_replicas_alike() -> None:
         model.a.weight.fill_(1.0)
     x = torch.ones(256, 64)
     graph = trace(model, (x,), check=False)
-    program = Program(graph.primary, 2)
+    program = Program.of(graph, 2)
     for layout, split in ((S(0, 64), True), (S(1, 64), False)):
         choice = following(program, {"t0": layout})
         local = rewrite(graph, choice, 2)

@@ -41,7 +41,7 @@ def test_strategies_of_an_operator_have_texts_of_their_own(target: Any, example:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_choice_is_read_back_as_it_was_written(name: str, t: int) -> None:
     graph = traced(name)
-    program = Program(graph.primary, t)
+    program = Program.of(graph, t)
     assert_unique(program)
     choice = random_choice(program, random.Random(1))
     state, strategies = written(graph, choice)
@@ -57,7 +57,7 @@ def test_a_choice_is_read_back_as_it_was_written(name: str, t: int) -> None:
 
 def test_what_the_graph_does_not_allow_is_refused_by_name() -> None:
     graph = traced("llama")
-    program = Program(graph.primary, 2)
+    program = Program.of(graph, 2)
     state, strategies = written(graph, random_choice(program, random.Random(1)))
     node = next(iter(program.strategies)).name
     name = next(iter(state))

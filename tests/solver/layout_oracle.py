@@ -45,13 +45,13 @@ def every_choice(
     graph: Graph, costs: Costs, cluster: Cluster, t: int, kept: tuple[Kept, ...] = (), copies: int = 4
 ) -> Iterator[Whole]:
     """Every legal choice: its seconds, and its bytes of state (`copies` of each weight), kept and converted values."""
-    program = Program(graph.primary, t)
+    program = Program.of(graph, t)
     device, link = cluster.devices[0], cluster.intra_node
     options: dict[str, list[Any]] = {node.name: list(found) for node, found in program.layouts.items()}
     options |= {node.name: list(found) for node, found in program.strategies.items()}
     compute, names = _compute(program, costs, device, t), [node.name for node in program.strategies]
     state = {node.name: graph.state[node.target].bytes * copies for node in program.layouts if node.op == "get_attr"}
-    tables = [_changes(program, edge, options, t, link) for edge in program.edges()]
+    tables = [_changes(program, edge, options, t, link, graph.loss) for edge in program.edges()]
     for combination in itertools.product(*options.values()):
         picks = dict(zip(options, combination, strict=True))
         made: dict[Any, tuple[float, float]] = {}
@@ -71,7 +71,9 @@ def every_choice(
             yield Whole(picks, time_s, memory)
 
 
-def _changes(program: Program, edge: Any, options: dict[str, list[Any]], t: int, link: Any) -> tuple[str, Any, Any]:
+def _changes(
+    program: Program, edge: Any, options: dict[str, list[Any]], t: int, link: Any, loss: int | None
+) -> tuple[str, Any, Any]:
     """Source, user, and (option of source, option of user) -> the change of layout, its seconds and its new bytes."""
     producer, number = edge.source.args if edge.source.target is operator.getitem else (edge.source, 0)
     value, flows = edge.source.meta["val"], program.differentiable(edge)
@@ -82,7 +84,10 @@ def _changes(program: Program, edge: Any, options: dict[str, list[Any]], t: int,
         given = source.outputs[number] if isinstance(source, Strategy) else source
         for user in [None] if last else options[edge.user.name]:
             a = _kinds(given, flows)
-            b = ("R", "R") if user is None else _kinds(user.inputs[edge.number], flows)
+            if user is not None:
+                b = _kinds(user.inputs[edge.number], flows)
+            else:  # in training, only the loss and what is summed must become whole
+                b = ("R", "R") if edge.number == loss or a[0] == "P" else a
             key = (id(source), None if user is None else id(user))
             if a == b:
                 table[key] = {}

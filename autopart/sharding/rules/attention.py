@@ -45,7 +45,7 @@ def attention(op: Operation) -> Names:
 
 def _local(op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Call, ...] | None:
     a = op.arguments
-    if label in ("partial", "owned") or not a["dropout_p"]:
+    if label in ("partial", "owned") or not op.in_training("dropout_p"):
         return (op.call(),)
     options = {name: a[name] for name in ("is_causal", "scale", "enable_gqa")}
     args = (a["query"], a["key"], a["value"], a["attn_mask"], a["dropout_p"])

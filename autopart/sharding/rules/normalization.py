@@ -39,7 +39,7 @@ def batch_norm(op: Operation) -> Names:
     space = [f"s{i}" for i in range(op.inputs[0].dim() - 2)]
     labels: Labels = ("n", "c", *space)
     special = {}
-    if op.arguments["training"]:
+    if op.in_training("training"):
         special = {label: Special(_split_batch) for label in ("n", *space)}
     return Names((labels, *(("c",) for _ in op.inputs[1:])), (labels,), special=special)
 
@@ -50,7 +50,7 @@ def _split_batch(
     if op.node.meta.get("autocast"):
         return None
     a = op.arguments
-    names = ("input", "weight", "bias", "running_mean", "running_var", "momentum", "eps")
+    names = ("input", "weight", "bias", "running_mean", "running_var", "training", "momentum", "eps")
     return (Call(split_operators.batch_norm_of_split_batch, tuple(a[name] for name in names)),)
 
 

@@ -60,12 +60,11 @@ def dropout_names(op: Operation) -> Names:
 def _dropout_on_shards(
     op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]
 ) -> tuple[Call, ...] | None:
-    p, train = op.arguments["p"], op.arguments["train"]
-    if label in ("partial", "owned") or not train or p in (0, 0.0, 1, 1.0):
+    if label in ("partial", "owned") or not op.in_training("train") or op.arguments["p"] in (0, 0.0, 1, 1.0):
         return (op.call(),)
     if op.mutates:
         return None
-    return (Call(split_operators.dropout, (Operand(0), p)),)
+    return (Call(split_operators.dropout, (Operand(0), op.arguments["p"], op.arguments["train"])),)
 
 
 DROPOUT = LabelRule(dropout_names)
