@@ -72,6 +72,7 @@ class Row:
     parameters: int | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     stages: int | None = None
+    tensor: int | None = None
     devices_used: int | None = None
     schedule: str | None = None
     microbatches: int | None = None

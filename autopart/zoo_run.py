@@ -45,6 +45,7 @@ def _plan(name: str, spec: str, cluster: Cluster, options: Mapping[str, Any]) ->
         parameters=sum(p.numel() for p in loaded.model.parameters()),
         seconds={"build": built, **plan.seconds},
         stages=plan.strategy.stages,
+        tensor=plan.strategy.tensor,
         devices_used=len({device for stage in plan.per_stage for device in stage.devices}),
         schedule=plan.strategy.schedule,
         microbatches=plan.strategy.microbatches,

@@ -8,7 +8,6 @@ from collections import Counter
 from autopart.cluster import Cluster
 from autopart.plan import Baseline, BlockLayout, Plan
 from autopart.report.text import count, gibibytes, milliseconds, percent, printable, table
-from autopart.units import format_bytes
 
 
 def format_plan(plan: Plan) -> str:
@@ -84,10 +83,10 @@ def _blocks(blocks: tuple[BlockLayout, ...], t: int) -> str:
     rows = []
     for (_, *words, collectives), found in alike.items():
         label = found[0].block + (f" and {len(found) - 1} like it" if len(found) > 1 else "")
-        rows.append(
-            (printable(label), "\n".join(map(printable, words)), collectives, format_bytes(found[0].bytes_sent))
-        )
-    return table(rows, ["block", f"split over {t} ranks", "collectives of one microbatch", "a rank sends"], (0, 1, 2))
+        sent = f"{found[0].bytes_sent / 2**20:.2f}"
+        rows.append((printable(label), "\n".join(map(printable, words)), collectives, sent))
+    headers = ["block", f"split over {t} ranks", "collectives of one microbatch", "a rank sends\nMiB"]
+    return table(rows, headers, (0, 1, 2))
 
 
 def _words(block: BlockLayout) -> list[str]:

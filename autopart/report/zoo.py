@@ -15,6 +15,7 @@ _COLUMNS: Mapping[str, Callable[[Row], str]] = {
     "profile s": lambda row: f"{row.seconds['profile']:.1f}",
     "solve s": lambda row: f"{row.seconds['solve']:.1f}",
     "stages": lambda row: str(row.stages),
+    "tensor": lambda row: str(row.tensor),
     "step ms": lambda row: milliseconds(row.step_time_s),
     "bound ms": lambda row: milliseconds(row.lower_bound_s),
     "gap": lambda row: percent(row.gap or 0),
