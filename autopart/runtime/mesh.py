@@ -48,6 +48,6 @@ def make_mesh(process: Process, ranks: int) -> Mesh:
         return Mesh()
     places = process.count // ranks
     mesh = init_device_mesh(process.device.type, (places, ranks), mesh_dim_names=("pipeline", "tensor"))
-    use(ProcessRanks(mesh.get_group("tensor")) if ranks > 1 else None)
+    use(ProcessRanks(mesh.get_group("tensor")))
     place, rank = divmod(process.number, ranks)
     return Mesh(place, places, rank, ranks, mesh.get_group("pipeline"))
