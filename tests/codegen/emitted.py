@@ -91,11 +91,17 @@ class Package:
     def __init__(self, folder: Path) -> None:
         with _importing(folder):
             self.table = importlib.import_module("pipeline").PIPELINE
+            self.collectives = importlib.import_module("runtime.collectives")
             self.stages: list[nn.Module] = [stage.module() for stage in self.table.stages]
 
-    def load(self, model: nn.Module) -> None:
+    def anew(self) -> Package:
+        """The same package with stages of its own."""
+        other = copy.copy(self)
+        other.stages = [stage.module() for stage in self.table.stages]
+        return other
+
+    def load(self, original: Mapping[str, torch.Tensor]) -> None:
         """Give every stage the model's weights, strictly, and check that no key is lost or invented."""
-        original = model.state_dict()
         own = [set(stage.state_dict()) for stage in self.stages]
         assert set().union(*own) == set(original), set().union(*own) ^ set(original)
         assert set(self.table.names) == set(original)
@@ -191,7 +197,7 @@ def check_equal(
     inputs = named_inputs(graph, args, kwargs)
     for training in (True, False) if graph.training is not None else (False,):
         reference.train(training)
-        package.load(reference)
+        package.load(reference.state_dict())
         package.train(training)
         for module in (reference, *package.stages):
             module.zero_grad(set_to_none=True)

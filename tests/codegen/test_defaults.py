@@ -56,7 +56,7 @@ def test_a_model_that_was_captured_in_float64_by_default_computes_in_float64(
     expected = model(*args)
     torch.set_default_dtype(torch.float32)
     package = Package(tmp_path / "plain")
-    package.load(model)
+    package.load(model.state_dict())
     package.train(True)
     values = package.run(named_inputs(graph, args, {}))
     torch.testing.assert_close(values[package.table.outputs[0].value], expected, rtol=1e-14, atol=1e-14)

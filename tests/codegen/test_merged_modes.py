@@ -101,7 +101,7 @@ def test_a_result_that_is_none_in_evaluation_is_none_in_the_package(tmp_path: Pa
         folder = tmp_path / str(number)
         emit(graph, make_plan(graph, assignment, max(assignment.values()) + 1), folder)
         package = Package(folder)
-        package.load(model)
+        package.load(model.state_dict())
         for training in (True, False):
             model.train(training)
             package.train(training)
