@@ -20,11 +20,11 @@ from autopart.verification.comparison import TOLERANCES, Comparison
 from autopart.verification.data import make_batches
 from autopart.verification.folder import opened
 from autopart.verification.launch import with_torchrun
-from autopart.verification.reference import LossFunction, Reference, run_reference
+from autopart.verification.reference import LossFunction, run_reference
 from autopart.verification.report import KINDS, VerifyReport
+from autopart.verification.results import compare_all
 from autopart.verification.worker import OPTIMIZERS
 
-Place = tuple[int, str]
 Launch = Callable[[Path, int, float], list[dict[str, Any]]]
 
 
@@ -60,7 +60,8 @@ def verify(
         model: The original model with real weights; the package is given its `state_dict`.
         args, kwargs, target: The global batch of the first step; random inputs of the captured shapes if left out.
         loss_fn: The one that the package was made with, if it was.
-        processes, schedule: As planned, unless another schedule is forced; one process runs all stages itself.
+        processes, schedule: As planned, unless another schedule is forced; as many processes as the package has
+            tensor ranks (without: one) run all stages in each.
         dtype: Capture the model anew in this dtype, and verify the package of the same plan; needs what `partition()`
             returned and the arguments of a call, because a captured graph has its dtype written into it.
         optimizer: "sgd" or "adamw". Adam divides by the size of the gradient, which turns the rounding of gradients
@@ -118,13 +119,14 @@ def verify(
                 failures.append(str(error))
             else:
                 notes += [note for result in results for note in result["notes"] if note not in notes]
-                failures += _compare(comparisons, pipeline, reference, results)
+                failures += compare_all(comparisons, pipeline, reference, results)
             if not given:
                 notes.append("inputs were random")
             return _report(
                 comparisons,
                 failures,
                 processes=processes,
+                tensor=pipeline.tensor,
                 schedule=schedule,
                 dtype=pipeline.dtype,
                 parameters=len(reference.weights),
@@ -152,101 +154,6 @@ def _report(
         failures=tuple(failures),
         **fields,
     )
-
-
-def _compare(
-    comparisons: Mapping[str, Comparison], pipeline: Any, reference: Reference, results: list[dict[str, Any]]
-) -> list[str]:
-    """Compare everything; the sentences say what differs beyond the numbers."""
-    names = _original_names(pipeline)
-    last = next(r for r in results if r["evaluation"] is not None)
-    for number, step in enumerate(reference.steps):
-        ran = [r["steps"][number] for r in results]
-        label = f"step {number}"
-        gradients = {place: t for part in ran for place, t in part["gradients"].items()}
-        _by_name(comparisons["gradient"], label, gradients, step.gradients, names)
-        buffers = {place: t for part in ran for place, t in part["buffers"].items()}
-        held = {name for place in buffers for name in names.get(place, [place[1]])}
-        # Buffers outside of the state_dict that nothing reads are not in a package; its constants are no buffers.
-        expected = {n: b for n, b in step.buffers.items() if n in held or n in pipeline.names}
-        known = {p: t for p, t in buffers.items() if any(n in step.buffers for n in names.get(p, [p[1]]))}
-        _by_name(comparisons["buffer"], label, known, expected, names)
-        own = last["steps"][number]
-        for microbatch, expected_outputs in enumerate(step.outputs):
-            here = f"{label} microbatch {microbatch}"
-            comparisons["loss"].add({here: own["losses"][microbatch]}, {here: step.losses[microbatch].reshape(())})
-            comparisons["output"].add(_labelled(here, own["outputs"][microbatch]), _labelled(here, expected_outputs))
-    weights = {place: t for r in results for place, t in r["weights"].items()}
-    _by_name(
-        comparisons["weight_after_steps"], f"after {len(reference.steps)} steps", weights, reference.weights, names
-    )
-    joined = _joined(reference)
-    comparisons["output"].add(_labelled("evaluation", last["evaluation"]), _labelled("evaluation", joined))
-    if _skeleton(pipeline.result) != _skeleton(reference.structure):
-        return ["the package's result does not have the structure of the model's"]
-    return []
-
-
-def _by_name(
-    comparison: Comparison,
-    label: str,
-    held: Mapping[Place, torch.Tensor | None],
-    expected: Mapping[str, torch.Tensor | None],
-    names: Mapping[Place, list[str]],
-) -> None:
-    """Compare what every stage holds with the original of that name; no name may be left out."""
-    actual: dict[str, torch.Tensor | None] = {}
-    wanted: dict[str, torch.Tensor | None] = {}
-    seen = set()
-    for (stage, name), tensor in held.items():
-        for original in names.get((stage, name), [name]):
-            key = f"{original} in stage {stage}, {label}"
-            actual[key] = tensor
-            if original in expected:
-                wanted[key] = expected[original]
-                seen.add(original)
-    wanted |= {f"{name}, {label}": expected[name] for name in expected if name not in seen}
-    comparison.add(actual, wanted)
-
-
-def _original_names(pipeline: Any) -> dict[Place, list[str]]:
-    found: dict[Place, list[str]] = {}
-    for name, place in pipeline.names.items():
-        found.setdefault(place, []).append(name)
-    return found
-
-
-def _joined(reference: Reference) -> dict[str, torch.Tensor]:
-    """The outputs of the whole first batch in evaluation mode, from those of its microbatches.
-
-    They are joined along the dimension in which the model's output for the whole batch is longer; without one, a number
-    is the mean, and what does not depend on the microbatch is itself.
-    """
-    found = {}
-    for path, first in reference.evaluation[0].items():
-        pieces = [outputs[path] for outputs in reference.evaluation]
-        whole = reference.whole.get(path, first.shape)
-        dims = [d for d, (n, m) in enumerate(zip(whole, first.shape, strict=True)) if n != m]
-        if dims:
-            found[path] = torch.cat(pieces, dims[0])
-        elif first.dim() == 0 and first.is_floating_point():
-            found[path] = torch.stack(pieces).mean()
-        elif all(torch.equal(first, piece) for piece in pieces):
-            found[path] = first
-        else:
-            found[path] = torch.stack(pieces)
-    return found
-
-
-def _labelled(label: str, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {f"{path}, {label}": tensor for path, tensor in tensors.items()}
-
-
-def _skeleton(structure: Any) -> Any:
-    """A structure without the numbers of its tensors."""
-    if isinstance(structure, Mapping):
-        return {key: None if key == "tensor" else _skeleton(item) for key, item in structure.items()}
-    return [_skeleton(item) for item in structure] if isinstance(structure, (list, tuple)) else structure
 
 
 def _folder(package: Any, work: Path) -> Path:
@@ -298,16 +205,22 @@ def _processes(pipeline: Any, schedule: str, asked: int | None) -> int:
     schedules = importlib.import_module("runtime.schedules").SCHEDULES
     if schedule not in schedules:
         raise UsageError(f"unknown schedule {schedule!r}; choose from {', '.join(schedules)}")
-    stages, per_process = len(pipeline.stages), schedules[schedule].stages_per_process
-    if asked == 1 or (asked is None and stages == 1):
-        return 1
-    if stages % per_process or asked not in (None, stages // per_process):
+    stages, per_process, ranks = len(pipeline.stages), schedules[schedule].stages_per_process, pipeline.tensor
+    if asked == ranks or (asked is None and stages == 1):
+        return ranks
+    if asked is not None and asked % ranks:
         raise UsageError(
-            f"the package has {stages} stages and schedule {schedule} puts {per_process} on each process, "
-            f"which does not make {asked or 'whole'} processes",
+            f"every stage of the package is split over {ranks} tensor ranks, and each needs a process of its own: "
+            f"{asked} {'process' if asked == 1 else 'processes'} cannot run it",
+            f"Leave processes out, or give {ranks} to run all stages in each.",
+        )
+    if stages % per_process or asked not in (None, stages // per_process * ranks):
+        raise UsageError(
+            f"the package has {pipeline.size} and schedule {schedule} puts {per_process} of the stages on each "
+            f"process, which does not make {asked or 'whole'} processes",
             "Leave processes out, or choose another schedule.",
         )
-    return stages // per_process
+    return stages // per_process * ranks
 
 
 def _as_tuple(args: Any) -> tuple[Any, ...]:

@@ -44,7 +44,7 @@ class Comparison:
         """Compare two sets of tensors by name; both must have the same names."""
         for name in [*(n for n in expected if n not in actual), *(n for n in actual if n not in expected)]:
             side = "package" if name in expected else "model"
-            self._fail(name, f"the {side} has no {self.kind} {name}")
+            self.fail(name, f"the {side} has no {self.kind} {name}")
         scale = max((_largest(b) for b in expected.values() if b is not None and b.is_floating_point()), default=0.0)
         for name, b in expected.items():
             if name in actual:
@@ -55,11 +55,11 @@ class Comparison:
         if a is None or b is None:
             if a is not b:
                 lacking, other = ("package", "model") if a is None else ("model", "package")
-                self._fail(name, f"{self.kind} {name} is None in the {lacking}, not in the {other}")
+                self.fail(name, f"{self.kind} {name} is None in the {lacking}, not in the {other}")
             return
         if a.shape != b.shape or a.dtype != b.dtype:
             what = f"{list(a.shape)} {a.dtype} in the package, {list(b.shape)} {b.dtype} in the model"
-            self._fail(name, f"{self.kind} {name} is {what}")
+            self.fail(name, f"{self.kind} {name} is {what}")
             return
         if not b.numel():
             return
@@ -67,10 +67,10 @@ class Comparison:
         a, b = _wide(a), _wide(b)
         infinite = torch.isinf(b)
         if torch.isnan(a).any() or torch.isnan(b).any():
-            self._fail(name, f"{self.kind} {name} is NaN")
+            self.fail(name, f"{self.kind} {name} is NaN")
             return
         if not torch.equal(a[infinite], b[infinite]) or torch.isinf(a).ne(infinite).any():
-            self._fail(name, f"{self.kind} {name} is infinite in other places than the model's")
+            self.fail(name, f"{self.kind} {name} is infinite in other places than the model's")
             return
         difference = (a - b)[~infinite].abs()
         size = max(float(b[~infinite].abs().max()) if difference.numel() else 0.0, floor)
@@ -79,7 +79,8 @@ class Comparison:
         if error > self.worst or self.worst_name is None:
             self.worst, self.worst_name = error, name
 
-    def _fail(self, name: str, sentence: str) -> None:
+    def fail(self, name: str, sentence: str) -> None:
+        """A tensor that cannot be equal, and why."""
         self.worst, self.worst_name = math.inf, name
         self.failures.append(sentence)
 

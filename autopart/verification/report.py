@@ -16,7 +16,7 @@ class VerifyReport:
 
     Attributes:
         passed: Nothing is missing and every relative error is at most the tolerance.
-        processes, schedule, dtype: How the package ran.
+        processes, tensor, schedule, dtype: How the package ran; the tensor degree is part of the processes.
         worst_relative_error: Kind ("output", "loss", "gradient", "buffer", "weight_after_steps") -> largest
             max |a - b| / max |b| of a tensor; inf for what is missing or NaN, None where there was nothing to compare.
         worst_name: Kind -> the tensor that has it.
@@ -42,6 +42,7 @@ class VerifyReport:
     refused: str | None = None
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    tensor: int = 1
 
     def to_json(self) -> str:
         """One JSON object; an infinite error is the string "inf"."""
@@ -55,7 +56,8 @@ class VerifyReport:
 
     def __str__(self) -> str:
         """A table for people: the worst of each kind, then the verdict."""
-        lines = [f"{self.processes} processes, schedule {self.schedule}, {self.dtype}, {self.steps} steps"]
+        grid = f" ({self.processes // self.tensor} places x {self.tensor} tensor ranks)" if self.tensor > 1 else ""
+        lines = [f"{self.processes} processes{grid}, schedule {self.schedule}, {self.dtype}, {self.steps} steps"]
         for kind in KINDS:
             error = self.worst_relative_error.get(kind)
             if error is not None:

@@ -9,7 +9,7 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -46,10 +46,13 @@ def execute(job: dict[str, Any], process: Any) -> dict[str, Any]:
     """Run a job on this process: training steps, then one evaluation.
 
     Returns:
-        What `autopart.verify` compares: for every step gradients and buffers by (stage, name), losses and outputs of
-        each microbatch, weights after the last step, and the outputs in evaluation mode.
+        What `autopart.verify` compares: this process's tensor rank; for every step gradients and buffers by (stage,
+        name), losses and outputs of each microbatch; weights after the last step, and the outputs in evaluation mode.
     """
     fixed = _fixed_randomness()
+    # Where dropout is zero, no rank needs a stream of its own; a draw for it would be reported as one of the model's.
+    split_operators: Any = importlib.import_module("runtime.split_operators")
+    split_operators.rank_stream = lambda device: nullcontext()
     pipeline = importlib.import_module("pipeline").PIPELINE
     train = importlib.import_module("runtime.train")
     engine = train.build(
@@ -64,7 +67,7 @@ def execute(job: dict[str, Any], process: Any) -> dict[str, Any]:
     wanted = tuple(output.value for output in pipeline.outputs)
     trained = [p for p in engine.parameters() if p.requires_grad] or [torch.nn.Parameter(torch.zeros(1))]
     optimizer = OPTIMIZERS[job["optimizer"]](trained, lr=LEARNING_RATE)
-    results: dict[str, Any] = {"steps": []}
+    results: dict[str, Any] = {"tensor_rank": engine.mesh.rank, "steps": []}
     with fixed:
         for step, batch in enumerate(job["batches"] if pipeline.loss is not None else []):
             process.step = step
