@@ -56,8 +56,8 @@ class VerifyReport:
 
     def __str__(self) -> str:
         """A table for people: the worst of each kind, then the verdict."""
-        grid = f" ({self.processes // self.tensor} places x {self.tensor} tensor ranks)" if self.tensor > 1 else ""
-        lines = [f"{self.processes} processes{grid}, schedule {self.schedule}, {self.dtype}, {self.steps} steps"]
+        ranks = f" ({self.tensor} tensor ranks in each place)" if self.tensor > 1 else ""
+        lines = [f"{self.processes} processes{ranks}, schedule {self.schedule}, {self.dtype}, {self.steps} steps"]
         for kind in KINDS:
             error = self.worst_relative_error.get(kind)
             if error is not None:

@@ -149,12 +149,12 @@ if __name__ == "__main__":
 """
 
 
-def write(folder: Path, table: str = PIPELINE) -> Path:
+def write(folder: Path) -> Path:
     """Write the package; the path of its train.py."""
     folder.mkdir(parents=True, exist_ok=True)
     source = Path(autopart.runtime.__file__).parent
     shutil.copytree(source, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "pipeline.py").write_text(table)
+    (folder / "pipeline.py").write_text(PIPELINE)
     (folder / "train.py").write_text(TRAIN)
     return folder / "train.py"
 

@@ -7,12 +7,14 @@ that are scattered (floats, complex numbers, integers, in sizes that do not divi
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-import written_package
 from torch import nn
+
+import autopart.runtime
 
 WORDS, WIDTH, HIDDEN, PARTS, ROWS, LENGTH, MICROBATCHES = 33, 7, 12, (5, 3), 2, 3, 8
 
@@ -196,6 +198,15 @@ PIPELINE = Pipeline(
 '''
 
 
+TRAIN = """
+from pipeline import PIPELINE
+from runtime.train import main
+
+if __name__ == "__main__":
+    main(PIPELINE)
+"""
+
+
 class Written(nn.Module):
     """The whole model."""
 
@@ -242,5 +253,12 @@ def batch(seed: int) -> dict[str, torch.Tensor]:
 
 def write(folder: Path, stages: int, tensor: int) -> Path:
     """Write the package; its folder."""
-    text = PIPELINE.replace("STAGES, TENSOR = 2, 2", f"STAGES, TENSOR = {stages}, {tensor}")
-    return written_package.write(folder, text).parent
+    folder.mkdir(parents=True)
+    source = Path(autopart.runtime.__file__).parent
+    shutil.copytree(source, folder / "runtime", ignore=shutil.ignore_patterns("__pycache__"))
+    table = PIPELINE.replace("STAGES, TENSOR = 2, 2", f"STAGES, TENSOR = {stages}, {tensor}")
+    (folder / "pipeline.py").write_text(table)
+    (folder / "train.py").write_text(
+        "from pipeline import PIPELINE\nfrom runtime.train import main\n\nmain(PIPELINE)\n"
+    )
+    return folder
