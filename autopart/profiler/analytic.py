@@ -4,9 +4,10 @@ Memory: every storage of the graph has an owner, the node that made it; views an
 storage that autograd keeps is counted once, with all nodes whose backward needs it. State (parameters, buffers) is
 resident anyway and never counted.
 
-Time: the node's kernels on the roofline of each device. Two costs of the backward pass belong to no operator and are
-charged where they arise: adding up the gradients of a value with several readers (to the value), and adding a weight
-gradient to `.grad` (to the node that uses the weight). A node in a checkpointed region runs forward once more.
+Time: the node's kernels on the roofline of each device, and its collectives on the link of the tensor group. Two costs
+of the backward pass belong to no operator and are charged where they arise: adding up the gradients of a value with
+several readers (to the value), and adding a weight gradient to `.grad` (to the node that uses the weight). A node in a
+checkpointed region runs forward once more.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopart.cluster import Cluster, Device
+from autopart.cluster import Cluster, Device, Link
 from autopart.costs import Costs, NodeMemory, NodeTime, SavedTensor
 from autopart.graph import Graph, StateEntry
 from autopart.profiler.isolated import Call, Outcome, Place, Result, Runner, TensorSpec, estimate
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.roofline import seconds
+from autopart.sharding import LocalGraph
 
 CUDA_BLOCK_BYTES = 512
 """The CUDA allocator rounds every block up to a multiple of this (`kMinBlockSize` in CUDACachingAllocator.cpp)."""
@@ -43,14 +45,24 @@ class _Storage:
 
 @dataclass(eq=False)
 class _Value:
-    """A tensor of the graph; its description changes when an operator makes it require grad in place."""
+    """A tensor of the graph; its description changes when an operator makes it require grad in place.
+
+    `parameter`: whether its gradient is added to that of a parameter as it is.
+    """
 
     spec: TensorSpec
     storage: _Storage
+    parameter: bool = False
 
 
-def profile(graph: Graph, cluster: Cluster) -> Costs:
+def profile(graph: Graph, cluster: Cluster, tensor_link: Link | None = None) -> Costs:
     """Predicted time and memory of every node of the graph's primary capture, for one microbatch.
+
+    For a local graph they are those of one of its ranks, collectives included.
+
+    Args:
+        cluster: Each device that may run the graph (of a local graph: the first of each group).
+        tensor_link: Between the ranks of a local graph; None: the cluster's link inside a machine.
 
     Never fails on an operator: what cannot be analysed (an opaque node, an operator without a fake implementation) is
     estimated by the bytes it touches, and `Costs.notes` says so.
@@ -58,12 +70,13 @@ def profile(graph: Graph, cluster: Cluster) -> Costs:
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
     walk = _Walk(graph, kinds[0])
     walk.run()
+    link = tensor_link or cluster.intra_node
     devices = {device.name: device for device in cluster.devices}
     notes = walk.notes
     if len(kinds) > 1:
         notes = [*notes, f"Saved activations are those of a {kinds[0]} device on every device."]
     return Costs(
-        times={name: walk.times(device) for name, device in devices.items()},
+        times={name: walk.times(device, link) for name, device in devices.items()},
         memory=walk.memory,
         saved=walk.saved(CUDA_BLOCK_BYTES if kinds[0] == "cuda" else 1),
         source="analytic",
@@ -77,7 +90,7 @@ class _Walk:
     def __init__(self, graph: Graph, kind: str) -> None:
         self._graph = graph
         self._kind = kind
-        self._runner = Runner(kind)
+        self._runner = Runner(kind, graph.tensor if isinstance(graph, LocalGraph) else 1)
         self._training = graph.mode == "training"
         self._values: dict[fx.Node, Any] = {}
         self._storages: list[_Storage] = []
@@ -85,7 +98,7 @@ class _Walk:
         self._seen: dict[Any, Outcome] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._sums: dict[str, list[Kernel]] = {}
-        self._accumulations: dict[str, list[Kernel]] = {}
+        self._weight_sums: dict[str, list[Kernel]] = {}
         self.memory: dict[str, NodeMemory] = {}
         self.notes: list[str] = []
 
@@ -110,8 +123,8 @@ class _Walk:
                 temporary_bytes=outcome.temporary_bytes if outcome else 0,
             )
 
-    def times(self, device: Device) -> dict[str, NodeTime]:
-        """Seconds of every node on a device; equal nodes are priced once."""
+    def times(self, device: Device, link: Link) -> dict[str, NodeTime]:
+        """Seconds of every node on a device, with that link between ranks; equal nodes are priced once."""
         priced: dict[int, tuple[float, float, float]] = {}
         times = {}
         for node in self._values:
@@ -122,18 +135,18 @@ class _Walk:
                 if id(outcome) not in priced:
                     work = outcome.work
                     priced[id(outcome)] = (
-                        seconds(work.forward, device),
-                        seconds(work.backward, device),
-                        seconds(work.backward_input, device),
+                        seconds(work.forward, device, link),
+                        seconds(work.backward, device, link),
+                        seconds(work.backward_input, device, link),
                     )
                 forward, backward, backward_input = priced[id(outcome)]
             again = forward if backward and node.meta.get("checkpoint") is not None else 0.0
             times[node.name] = NodeTime(
                 forward_s=forward,
-                backward_input_s=again + backward_input + seconds(self._sums.get(node.name, ()), device),
+                backward_input_s=again + backward_input + seconds(self._sums.get(node.name, ()), device, link),
                 # A kernel that makes both gradients at once leaves little for the weight's.
                 backward_weight_s=max(0.0, backward - backward_input)
-                + seconds(self._accumulations.get(node.name, ()), device),
+                + seconds(self._weight_sums.get(node.name, ()), device, link),
             )
         return times
 
@@ -157,7 +170,7 @@ class _Walk:
         tensor = entry.tensor
         storage = self._state.setdefault(tensor.untyped_storage()._cdata, _Storage(entry.bytes, None))
         spec = _spec(tensor, entry.requires_grad and self._training)
-        return self._place(replace(spec, weight=True), storage)
+        return self._place(replace(spec, weight=True), storage, parameter=True)
 
     def _call_function(self, node: fx.Node) -> Any:
         if node.target is operator.getitem:
@@ -205,16 +218,18 @@ class _Walk:
         def storage(place: Place) -> _Storage:
             return inputs[place.index].storage if place.of == "input" else new[place.index]
 
+        parameter = not outcome.work.backward and all(value.parameter for value in inputs)
+
         def value(result: Result) -> _Value:
-            return self._place(result.spec, storage(result.place))
+            return self._place(result.spec, storage(result.place), parameter and result.spec.weight)
 
         for place in outcome.saved:
             storage(place).savers[node.name] = None
         result = pytree.tree_map_only(Result, value, outcome.results)
         self._spread_requires_grad(node, inputs, result)
         if outcome.work.backward:
-            self._accumulations[node.name] = [
-                _addition(value.spec) for value in inputs if value.spec.weight and value.spec.requires_grad
+            self._weight_sums[node.name] = [
+                _addition(value.spec) for value in inputs if value.parameter and value.spec.requires_grad
             ]
         return result
 
@@ -230,11 +245,12 @@ class _Walk:
 
     def _charge_gradient_sums(self, node: fx.Node, value: Any) -> None:
         """A value with r readers gets r gradients, which are added up in r - 1 operations."""
-        if not isinstance(value, _Value) or not value.spec.requires_grad or value.spec.weight:
+        if not isinstance(value, _Value) or not value.spec.requires_grad or value.parameter:
             return
         readers = sum(1 for user in node.users if user.op != "output")
         if readers > 1:
-            self._sums[node.name] = [_addition(value.spec)] * (readers - 1)
+            sums = self._weight_sums if value.spec.weight else self._sums
+            sums.setdefault(node.name, []).extend([_addition(value.spec)] * (readers - 1))
 
     def _resolve(self, arguments: Any) -> Any:
         return fx.node.map_arg(arguments, lambda node: self._values[node])
@@ -244,8 +260,8 @@ class _Walk:
         self._storages.append(storage)
         return storage
 
-    def _place(self, spec: TensorSpec, storage: _Storage) -> _Value:
-        value = _Value(spec, storage)
+    def _place(self, spec: TensorSpec, storage: _Storage, parameter: bool = False) -> _Value:
+        value = _Value(spec, storage, parameter)
         storage.values.append(value)
         return value
 

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from autopart.runtime import split_operators
+
 aten = torch.ops.aten
 
 FLASH_DTYPES = (torch.float16, torch.bfloat16)
@@ -60,4 +62,7 @@ def _bias(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor) -> torch.T
     return mask.expand(*query.shape[:-1], length)
 
 
-GPU_OPERATORS: Mapping[Any, Any] = {aten.scaled_dot_product_attention.default: gpu_attention}
+GPU_OPERATORS: Mapping[Any, Any] = {
+    aten.scaled_dot_product_attention.default: gpu_attention,
+    split_operators.attention: gpu_attention,
+}

@@ -25,6 +25,9 @@ from torch.utils import _pytree as pytree
 
 from autopart.profiler.attention import GPU_OPERATORS
 from autopart.profiler.kernels import Kernel, KernelCounter
+from autopart.profiler.ranks import Exchange, recording
+
+Step = Kernel | Exchange
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Work:
-    """The kernels of a node; `backward` is the whole, `backward_input` what the gradients of activations alone need."""
+    """What a node does: the kernels that it starts, and what it exchanges with other ranks.
 
-    forward: tuple[Kernel, ...] = ()
-    backward: tuple[Kernel, ...] = ()
-    backward_input: tuple[Kernel, ...] = ()
+    `backward` is the whole, `backward_input` what the gradients of activations alone need.
+    """
+
+    forward: tuple[Step, ...] = ()
+    backward: tuple[Step, ...] = ()
+    backward_input: tuple[Step, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -113,10 +119,11 @@ class Call:
 
 
 class Runner:
-    """Runs calls on fake tensors for one device type."""
+    """Runs calls on fake tensors for one device type, as one of `tensor` ranks that hold the model together."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, tensor: int = 1) -> None:
         self._kind = kind
+        self._tensor = tensor
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
 
     def run(self, call: Call) -> Outcome:
@@ -142,7 +149,7 @@ class Runner:
         )
 
     def _forward(self, call: Call, device: str) -> Outcome:
-        with self._fake:
+        with self._fake, recording(self._tensor) as ranks:
             inputs, args, kwargs = _materialize(call, device)
             places = _Places(inputs)
             saved: dict[Place, None] = {}
@@ -163,13 +170,13 @@ class Runner:
                 results=results,
                 new_bytes=tuple(places.new_bytes),
                 saved=tuple(saved),
-                work=Work(tuple(counter.kernels)),
+                work=Work((*counter.kernels, *ranks.exchanges)),
                 temporary_bytes=max(0, counter.peak_bytes + sum(counter.workspaces) - kept),
             )
 
-    def _backward(self, call: Call) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...], int]:
-        """Kernels of the whole backward, those that the gradients of activations alone need, and temporary bytes."""
-        with self._fake:
+    def _backward(self, call: Call) -> tuple[tuple[Step, ...], tuple[Step, ...], int]:
+        """Steps of the whole backward, those that the gradients of activations alone need, and temporary bytes."""
+        with self._fake, recording(self._tensor) as ranks:
             inputs, args, kwargs = _materialize(call, "cpu")
             with _contexts(call, "cpu", standing_in_for=self._kind):
                 value = _function(call.target, self._kind)(*args, **kwargs)
@@ -181,16 +188,18 @@ class Runner:
                 return (), (), 0
             gradients = [torch.empty_like(output) for output in outputs]
             present = [*inputs, *outputs, *gradients]
-            only: tuple[Kernel, ...] = ()
-            if activations and len(activations) < len(sources):
+
+            def steps(wanted: list[torch.Tensor], retain_graph: bool) -> tuple[tuple[Step, ...], int]:
+                ranks.exchanges.clear()
                 with KernelCounter(present) as counter:
-                    torch.autograd.grad(outputs, activations, gradients, retain_graph=True, allow_unused=True)
-                only = tuple(counter.kernels)
-            with KernelCounter(present) as counter:
-                torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
-            whole = tuple(counter.kernels)
+                    torch.autograd.grad(outputs, wanted, gradients, retain_graph=retain_graph, allow_unused=True)
+                return (*counter.kernels, *ranks.exchanges), counter.peak_bytes
+
+            mixed = 0 < len(activations) < len(sources)
+            only = steps(activations, True)[0] if mixed else ()
+            whole, peak_bytes = steps(sources, False)
             incoming = sum(gradient.untyped_storage().nbytes() for gradient in gradients)
-            return whole, whole if len(activations) == len(sources) else only, incoming + counter.peak_bytes
+            return whole, whole if len(activations) == len(sources) else only, incoming + peak_bytes
 
 
 def estimate(call: Call, results: Any, kind: str, reason: str) -> Outcome:

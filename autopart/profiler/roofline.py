@@ -1,4 +1,4 @@
-"""Roofline: seconds of a kernel on a device.
+"""Roofline: seconds of a kernel on a device; and of the steps of a node, some of which are collectives.
 
     execution = max(flops / (peak rate x fraction), bytes / (memory bandwidth x fraction)) + ramp
     GPU: time = max(launch, execution)     the host starts kernels ahead of the device; the slower of the two counts
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-from autopart.cluster import Device
+from autopart.cluster import Device, Link
 from autopart.profiler.kernels import Kernel
+from autopart.profiler.ranks import Exchange
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
     return max(device.launch_s, execution_s) if device.kind == "cuda" else device.launch_s + execution_s
 
 
-def seconds(kernels: Iterable[Kernel], device: Device) -> float:
-    """Predicted seconds of kernels one after the other."""
-    return sum(kernel_seconds(kernel, device) for kernel in kernels)
+def seconds(steps: Iterable[Kernel | Exchange], device: Device, link: Link) -> float:
+    """Predicted seconds of steps one after the other; the link is that between ranks that hold one model together."""
+    return sum(step.seconds(link) if isinstance(step, Exchange) else kernel_seconds(step, device) for step in steps)
 
 
 def _rate(device: Device, dtype: torch.dtype) -> float:

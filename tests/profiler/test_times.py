@@ -27,8 +27,8 @@ CPU_ATTENTION = "_scaled_dot_product_flash_attention_for_cpu"  # torch's counter
 class Recorder(Runner):
     """A runner that keeps what it ran."""
 
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
+    def __init__(self, kind: str, tensor: int) -> None:
+        super().__init__(kind, tensor)
         self.outcomes: list[Any] = []
 
     def run(self, call: Call) -> Any:
@@ -42,8 +42,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     """The runners that `profile` makes."""
     made: list[Recorder] = []
 
-    def make(kind: str) -> Recorder:
-        made.append(Recorder(kind))
+    def make(kind: str, tensor: int) -> Recorder:
+        made.append(Recorder(kind, tensor))
         return made[-1]
 
     monkeypatch.setattr(analytic, "Runner", make)
