@@ -139,14 +139,17 @@ def collectives_of(capture: Capture, t: int) -> list[Sent]:
             backward = backward and "all_gather"
         source = node.args[0].meta["val"]
         result = node.meta["val"]
-        # The whole tensor is the larger side; where one shard becomes another, whole in both of their dimensions.
-        shape = max(source.shape, result.shape, key=prod)
+        # The shards are the smaller side, and padding is sent too; where one shard becomes another, whole in both of
+        # their dimensions.
+        small, large = sorted((prod(source.shape), prod(result.shape)))
+        elements = large if small == large else t * small
         if node.target is collectives.all_to_all:
             shape = list(source.shape)
             shape[node.args[1]] *= t
             if not within:
                 shape[node.args[2]] = t * result.shape[node.args[2]]
-        whole = prod(shape) * source.element_size()
+            elements = prod(shape)
+        whole = elements * source.element_size()
         found.append(
             Sent(
                 node.name,

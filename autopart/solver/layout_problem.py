@@ -28,7 +28,7 @@ from torch import fx
 
 from autopart.blocks import find_blocks
 from autopart.cluster import Cluster, Link
-from autopart.costs import Costs, NodeTime
+from autopart.costs import Costs
 from autopart.errors import UsageError
 from autopart.graph import Graph
 from autopart.runtime import split_operators
@@ -46,7 +46,6 @@ from autopart.sharding import (
     local_shape,
     producer_of,
 )
-from autopart.sharding.operation import Operand
 from autopart.workload import OPTIMIZER_STATES
 
 # Operators whose work is a product over their labels: whatever label is cut, a rank has 1/t of it.
@@ -70,11 +69,11 @@ PRODUCTS = frozenset({"transformers::grouped_mm_fallback"}) | frozenset(
     )
 )
 
-# Local call -> what it exchanges inside: number of all-reduces forward and backward, and shape of each.
-INSIDE: dict[Any, tuple[int, int, Callable[[Operation], tuple[int, ...]]]] = {
-    split_operators.vocabulary_cross_entropy: (3, 0, lambda op: tuple(op.inputs[0].shape[:1])),
-    split_operators.cross_entropy_of_rows: (1, 0, lambda op: (1,)),
-    split_operators.batch_norm_of_split_batch: (2, 2, lambda op: tuple(op.inputs[0].shape[1:2])),
+# Local call -> what it exchanges inside: number of all-reduces forward and backward, and a tensor like each.
+INSIDE: dict[Any, tuple[int, int, Callable[[torch.Tensor], torch.Tensor]]] = {
+    split_operators.vocabulary_cross_entropy: (3, 0, lambda logits: logits.new_empty(logits.shape[:1])),
+    split_operators.cross_entropy_of_rows: (1, 0, lambda logits: logits.new_empty(1, dtype=torch.int64)),
+    split_operators.batch_norm_of_split_batch: (2, 2, lambda x: x.new_empty(x.shape[1:2])),
 }
 
 Allow = Callable[[fx.Node, Strategy], bool]
@@ -181,6 +180,7 @@ class LayoutProblem:
         self.in_flight = in_flight
         self.program = Program.of(graph, t)
         self.link = group_link(cluster, t)
+        self._devices = list({device.name: device for device in cluster.devices[:t]}.values())
         self._optimizer_states = OPTIMIZER_STATES[optimizer]
         self._allow = allow
         self._prices: dict[Hashable, Price] = {}
@@ -226,9 +226,9 @@ class LayoutProblem:
         """The saver's site, and which of its arguments shares the owner's storage; None: it keeps its result."""
         key = self.site_of[owner], self.site_of[saver]
         if key not in self._keeping:
-            group = self.program.aliases.group(owner)
+            aliases = self.program.aliases
             operands = self.program.operations[saver].operands
-            read = (number for number, operand in enumerate(operands) if operand in group)
+            read = (n for n, operand in enumerate(operands) if aliases.root(operand) is aliases.root(owner))
             self._keeping[key] = None if saver == owner else next(read, None)
         return key[1], self._keeping[key]
 
@@ -276,30 +276,32 @@ class LayoutProblem:
             tuple(options),
             tuple(option[0].inputs for option in options),
             tuple(option[0].outputs for option in options),
-            tuple(sum(map(self._compute_s, nodes, option)) for option in options),
+            tuple(self._compute_s(nodes, work_share(operation, option[0])) for option in options),
             tuple(price.time_s * count * len(nodes) for price, count in inside),
             tuple((price.forward_bytes + price.backward_bytes) * count * len(nodes) for price, count in inside),
             (0,) * len(options),
         )
 
-    def _compute_s(self, node: fx.Node, strategy: Strategy) -> float:
-        share = work_share(self.program.operations[node], strategy)
-        slowest = 0.0
-        for device in {d.name: d for d in self.cluster.devices[: self.t]}.values():
-            time = self.costs.times[device.name].get(node.name, NodeTime(0.0, 0.0, 0.0))
-            slowest = max(
-                slowest,
-                sum(max(part * share, min(part, device.launch_s)) for part in (time.forward_s, time.backward_s)),
-            )
-        return slowest
+    def _compute_s(self, nodes: Sequence[fx.Node], share: float) -> float:
+        """Forward and backward, of all nodes, on the slowest device for each."""
+        seconds = 0.0
+        for node in nodes:
+            slowest = 0.0
+            for device in self._devices:
+                time = self.costs.times[device.name].get(node.name)
+                if time is not None:
+                    parts = (time.forward_s, time.backward_s)
+                    slowest = max(slowest, sum(max(part * share, min(part, device.launch_s)) for part in parts))
+            seconds += slowest
+        return seconds
 
     def _inside(self, operation: Operation, strategy: Strategy) -> tuple[Price, int]:
         """The price of one exchange inside a local call, and how many there are."""
         found = next((INSIDE[call.target] for call in strategy.calls if call.target in INSIDE), None)
         if found is None:
             return Price(None, None, 0, 0, 0.0, 0.0, 0), 0
-        forward, backward, shape = found
-        value = torch.empty(shape(operation), dtype=operation.inputs[0].dtype, device="meta")
+        forward, backward, like = found
+        value = like(operation.inputs[0])
         tracked = backward > 0 and any(operation.tracked_inputs)
         return conversions(P, R_STAR if tracked else R, value, self.t, self.link, tracked), forward
 
@@ -431,24 +433,8 @@ def _form(node: fx.Node, places: Mapping[fx.Node, int], program: Program, graph:
         return str(operand.target) if operand.op == "get_attr" else "outside"
 
     def described(operand: fx.Node) -> Hashable:
-        value = operand.meta["val"]
         held = frozenset(program.layouts[operand]) if operand.op == "get_attr" else None
-        return tuple(value.shape), value.dtype, bool(operand.meta.get("requires_grad", False)), held, place(operand)
+        return bool(operand.meta.get("requires_grad", False)), held, place(operand)
 
-    results = tuple((tuple(v.shape), v.dtype) if v is not None else None for v in operation.outputs)
-    arguments = _plain((operation.args, operation.kwargs))
-    strategies = frozenset(strategy.key for strategy in program.strategies[node])
-    operands = tuple(described(operand) for operand in operation.operands)
-    target = str(node.target) if node.op == "call_function" else node.name
-    return target, arguments, operands, results, tuple(operation.tracked_outputs), strategies
-
-
-def _plain(arguments: Any) -> Hashable:
-    """Arguments as text, tensors by number."""
-    if isinstance(arguments, Operand):
-        return f"%{arguments.number}"
-    if isinstance(arguments, (list, tuple)):
-        return tuple(_plain(item) for item in arguments)
-    if isinstance(arguments, Mapping):
-        return tuple((key, _plain(item)) for key, item in arguments.items())
-    return repr(arguments)
+    strategies = frozenset(map(id, program.strategies[node]))  # operators that are alike share them
+    return program.rules.kind(operation), tuple(described(operand) for operand in operation.operands), strategies
