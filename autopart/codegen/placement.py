@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from autopart.codegen.functions import is_collective
 from autopart.codegen.program import SELECT, Op, OpMode, Program, Value, is_mutating, memory_of
 from autopart.errors import CaptureError
 from autopart.graph import Graph
@@ -39,6 +41,7 @@ class Placement:
 def place(program: Program, graph: Graph, assignment: Mapping[str, int], stages: int) -> Placement:
     """Split `program` as `assignment` (node of the primary capture -> stage) says."""
     _assign(program, graph, assignment)
+    _gather_last(program, stages)
     _fill_other_mode(program)
     _copy_returned_state(program, stages)
     outputs = {v for v in program.outputs if v.kind == "result"}
@@ -67,6 +70,22 @@ def place(program: Program, graph: Graph, assignment: Mapping[str, int], stages:
                     "Plan with fewer stages, or with granularity='block'.",
                 )
     return Placement(found, boundaries)
+
+
+def _gather_last(program: Program, stages: int) -> None:
+    """Let the last stage choose between the shards of a result (training) and the whole (evaluation).
+
+    Shards cross in both modes then: what crosses has one shape.
+    """
+    readers = Counter(value for op in program.ops for value in op.values())
+    for op in program.ops:
+        if op.target != SELECT or any(readers[v] for v in op.results) or op.results[0].has_one_shape:
+            continue
+        op.stage = stages - 1
+        for value in op.values():
+            made = value.op
+            if made is not None and made.mode != "both" and is_collective(made.target) and readers[value] == 1:
+                made.stage = stages - 1
 
 
 def _fill_other_mode(program: Program) -> None:

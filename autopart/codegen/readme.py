@@ -71,9 +71,9 @@ def _tensor_ranks(graph: LocalGraph, places: int) -> list[str]:
     for path, words in describe(graph.whole, graph.choice, t).items():
         rows.setdefault((re.sub(r"\d+", "*", path), words), []).append(path)
     return [
-        f"It runs in {places * t} processes: {places} places in the pipeline x {t} tensor ranks, which share out every "
-        "stage's work. The ranks of a place are consecutive processes. Weights that are not in this table are whole on "
-        "every rank.",
+        f"It needs {places * t} processes: {places} (places in the pipeline) x {t} (tensor ranks, which share out the "
+        "work of every stage). The ranks of one place are consecutive processes. Weights that are not in this table "
+        "are whole on every rank.",
         "",
         "| modules | split |",
         "|---|---|",

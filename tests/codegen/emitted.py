@@ -86,13 +86,14 @@ class Package:
 
     Args:
         folder: Where it was emitted.
+        build: Whether to build the stages; else `anew` does, where the tensor ranks are known.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, build: bool = True) -> None:
         with _importing(folder):
             self.table = importlib.import_module("pipeline").PIPELINE
             self.collectives = importlib.import_module("runtime.collectives")
-            self.stages: list[nn.Module] = [stage.module() for stage in self.table.stages]
+            self.stages: list[nn.Module] = [stage.module() for stage in self.table.stages if build]
 
     def anew(self) -> Package:
         """The same package with stages of its own."""

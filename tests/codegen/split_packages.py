@@ -31,7 +31,7 @@ class SplitPackage:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.package = Package(folder)
+        self.package = Package(folder, build=False)
         self.table = self.package.table
         self.ranks = ThreadRanks(self.table.tensor)
         # The package's own copy of the runtime, which its stages call.
