@@ -7,7 +7,7 @@ widths that do not divide, six heads, two key-value heads on four ranks.
 
     python -m benchmarks.tensor_exactness [--only PATTERN] [--mesh 1x2 1x4 2x2] [--random 10] [--json FILE]
 
-The best plan is that of devices and links that take no time to start, or such small models would not be split at all.
+Plans are made for devices and links that take no time to start, or such small models would not be split at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -30,7 +30,7 @@ import torchvision
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from autopart.cluster import Cluster, Link
+from autopart.cluster import Cluster
 from autopart.codegen import emit
 from autopart.costs import Costs
 from autopart.degrees import plan_degrees, plan_layouts
@@ -46,7 +46,7 @@ from autopart.verification import verify
 from autopart.verification.report import KINDS
 from autopart.workload import Workload
 from benchmarks.output import parser, show
-from benchmarks.processes import Processes
+from benchmarks.processes import Processes, swift_cluster
 
 MICROBATCHES = 2
 TOLERANCE = 1e-9
@@ -159,14 +159,6 @@ class Row:
             "seconds": round(self.seconds, 1),
             "failures": "; ".join(self.failures),
         }
-
-
-def swift_cluster(devices: int) -> Cluster:
-    """CPUs that start everything in no time, joined by a fast link."""
-    cluster = Cluster.parse(["CPU"] * devices)
-    link = Link("swift", 0.0, 1e12)
-    swift = tuple(replace(device, launch_s=0.0) for device in cluster.devices)
-    return replace(cluster, devices=swift, intra_node=link, inter_node=link)
 
 
 def plans(
