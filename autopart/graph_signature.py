@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -50,7 +51,7 @@ def _put_capture(capture: Capture, put: Any) -> None:
         return repr(_plain(map_arg(arg, lambda n: _Name(number[n]))))  # type: ignore[arg-type,return-value]
 
     for node in capture.graph.nodes:
-        target = str(node.target) if node.op != "placeholder" else ""
+        target = _target(node.target) if node.op != "placeholder" else ""
         value = node.meta.get("val")
         values = value if isinstance(value, (list, tuple)) else [value]
         kwargs = {k: v for k, v in sorted(node.kwargs.items()) if k != "device"}
@@ -62,6 +63,11 @@ def _put_capture(capture: Capture, put: Any) -> None:
             node.meta.get("checkpoint"),
             node.meta.get("requires_grad"),
         )
+
+
+def _target(target: Any) -> str:
+    """An operator or a key as it is written; a plain function by its name, for its text holds an address."""
+    return f"{target.__module__}.{target.__qualname__}" if isinstance(target, FunctionType) else str(target)
 
 
 def _plain(arg: Any) -> Any:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +18,7 @@ from torch import nn
 from autopart.cluster import Cluster, Link
 from autopart.costs import Costs, NodeTime
 from autopart.graph import Graph
+from autopart.graph_signature import signature
 from autopart.profiler import analytic, profile
 from autopart.profiler.isolated import Call, Outcome, Runner, TensorSpec
 from autopart.profiler.kernels import Kernel
@@ -285,3 +290,14 @@ def test_the_gradient_of_a_parameter_is_added_once() -> None:
     # The two gradients of the cast weight are summed; their sum is cast and added to that of the parameter.
     (cast,) = [node.name for node in graph.primary.calls if "to" in str(node.target)]
     assert added == {cast: [3 * 64 * 64 * 4, 3 * 64 * 64 * 8]}
+
+
+def test_the_signature_of_a_local_graph_is_the_same_in_every_process() -> None:
+    code = "import test_local_graphs as here\nprint(here.signature(here.randomly_split('gpt2', 2)))"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    run_there = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    local = randomly_split("gpt2", 2)
+    assert run_there.stdout.split() == [signature(local)], run_there.stderr
+    assert signature(local) != signature(local.whole)
