@@ -17,6 +17,7 @@ from autopart.codegen.names import RESERVED, identifier
 from autopart.codegen.program import Op
 from autopart.graph import Graph, StateEntry
 from autopart.plan import Plan, StagePlan
+from autopart.sharding import LocalGraph
 
 HEADER = "# Written by autopart; see README.md."
 _TAKEN = (
@@ -58,7 +59,8 @@ def blocks_file(forms: Forms, writer: ClassWriter, graph: Graph) -> str | None:
         lines += ["", "", *writer.write(kind, "", [], False)]
     note = (
         f"Blocks of {identifier(graph.name)} that several stages have.\n\n"
-        f"Shapes in comments are those of one microbatch; dtypes that are not shown are {_dtype(graph)}.\n"
+        f"Shapes in comments are those of one microbatch{_rank(graph)}; dtypes that are not shown are "
+        f"{_dtype(graph)}.\n"
     )
     return _module(note, lines, writer.imports, {})
 
@@ -106,7 +108,8 @@ def stage_docstring(stage: int, graph: Graph, plan: Plan, notes: list[str]) -> s
     """What the plan predicts for a stage."""
     p = plan.per_stage[stage]
     lines = [
-        f"Stage {stage} of {len(plan.per_stage)}, captured in {_dtype(graph)}; shapes are those of one microbatch.",
+        f"Stage {stage} of {len(plan.per_stage)}, captured in {_dtype(graph)}; shapes are those of one microbatch"
+        f"{_rank(graph)}.",
         "",
         "Predicted for one microbatch:",
         *(f"    {line}" for line in predictions(p)),
@@ -136,6 +139,10 @@ def size(amount: int) -> str:
         if amount >= scale:
             return f"{amount / scale:.4g} {unit}"
     return f"{amount} bytes"
+
+
+def _rank(graph: Graph) -> str:
+    return f" on one of {graph.tensor} tensor ranks" if isinstance(graph, LocalGraph) else ""
 
 
 def _dtype(graph: Graph) -> str:

@@ -63,7 +63,9 @@ def pipeline_file(
         for value in boundary:
             flows = value.requires_grad and value in reached
             shape = tuple(int(n) for n in value.tensor.shape)
-            out.append(f"        Value({literal(names[value])}, {shape}, {value.tensor.dtype}, requires_grad={flows}),")
+            how = ", scattered=True" if value.index is None and value.node.name in plan.per_stage[s].sliced else ""
+            what = f"{literal(names[value])}, {shape}, {value.tensor.dtype}, requires_grad={flows}{how}"
+            out.append(f"        Value({what}),")
         out.append("    ),")
     out += [")", "", "INPUTS = ("]
     maximum = input_maxima(graph)

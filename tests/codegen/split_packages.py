@@ -16,7 +16,7 @@ from autopart.graph import Graph
 from autopart.plan import Layouts
 from autopart.runtime.interface import Shard
 from autopart.runtime.shards import cut, join
-from autopart.sharding import Choice, rewrite, written
+from autopart.sharding import Choice, written
 from tests.sharding.ranks import ThreadRanks
 from tests.sharding.running import own_copy, run_capture
 
@@ -83,6 +83,21 @@ def whole(graph: Graph, inputs: Mapping[str, torch.Tensor], training: bool) -> t
     return results, gradients, {n: t.detach() for n, t in names.items()}
 
 
+def emit_split(
+    graph: Graph, choice: Choice, t: int, assignment: Mapping[str, int], stages: int, folder: Path, **strategy: Any
+) -> None:
+    """Emit the package of a choice, from a plan that holds it as text.
+
+    Args:
+        assignment: Of the local graph's nodes.
+        strategy: Further fields of the plan's strategy.
+    """
+    plan = make_plan(graph, assignment, stages)
+    layouts = Layouts(*written(graph, choice), (), 0.0, 0.0, 0)
+    strategy = dataclasses.replace(plan.strategy, tensor=t, **strategy)
+    emit(graph, dataclasses.replace(plan, strategy=strategy, layouts=layouts), folder)
+
+
 def check_split(
     model: nn.Module,
     graph: Graph,
@@ -94,10 +109,7 @@ def check_split(
     inputs: Mapping[str, torch.Tensor],
 ) -> SplitPackage:
     """Emit the package of a choice, run it, and compare results, every gradient and all state, in both modes."""
-    plan = make_plan(rewrite(graph, choice, t), assignment, stages)
-    layouts = Layouts(*written(graph, choice), (), 0.0, 0.0, 0)
-    strategy = dataclasses.replace(plan.strategy, tensor=t)
-    emit(graph, dataclasses.replace(plan, strategy=strategy, layouts=layouts), folder)
+    emit_split(graph, choice, t, assignment, stages, folder)
     package = SplitPackage(folder)
     weights = {k: v.detach().clone() for k, v in model.state_dict().items()}
     for training in (True, False) if graph.training is not None else (False,):

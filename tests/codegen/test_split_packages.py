@@ -10,16 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from emitted import random_cuts
-from split_packages import check_split
+from pool import Pool
+from split_packages import check_split, emit_split
 from torch import fx, nn
 
 from autopart.graph import Graph
 from autopart.runtime.split_operators import grouped_mm
 from autopart.sharding import Choice, Program, S, Strategy, choose, random_choice, rewrite
 from autopart.tracer import trace
+from autopart.verification import verify
 from tests.sharding.models import build
 from tests.sharding.running import in_double
 from tests.sharding.test_classics import CLASSICS, classic_choice
+from tests.verification.launching import in_pool
 
 
 @functools.cache
@@ -67,6 +70,17 @@ def test_packages_of_the_classic_split_equal_the_model_and_read_well(name: str, 
             assert line in text
         assert text.count("class LlamaDecoderLayer") == 1
         assert text.count("self.training") == 1
+
+
+@pytest.mark.parametrize(("name", "schedule"), [("vit", "zbv"), ("resnet", "interleavedzerobubble")])
+def test_processes_may_split_the_backward(name: str, schedule: str, pool: Pool, tmp_path: Path) -> None:
+    """Input gradients first, weight gradients later, with collectives in both."""
+    model, graph, _ = traced(name)
+    choice = random_choice(Program.of(graph, 2), random.Random(0))
+    cuts = random_cuts(rewrite(graph, choice, 2), 4, 0)
+    emit_split(graph, choice, 2, cuts, 4, tmp_path / "out", schedule=schedule, microbatches=4)
+    report = verify(tmp_path / "out", model, launch=in_pool(pool), steps=2)
+    assert report.passed, str(report)
 
 
 def by_rows(program: Program) -> Choice:
