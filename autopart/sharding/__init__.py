@@ -23,6 +23,7 @@ nodes have no strategy: they are results of their producer (`producer_of`). Resu
     choice = chosen(graph, t, state, strategies)       # ... and back
 """
 
+from autopart.sharding.alike import alike
 from autopart.sharding.choice import Choice, choose, following, random_choice, replicated_choice
 from autopart.sharding.conversions import Conversion, Price, conversion, conversions
 from autopart.sharding.describe import Sent, collectives_of, describe, word
@@ -49,6 +50,7 @@ __all__ = [
     "Sent",
     "Split",
     "Strategy",
+    "alike",
     "choose",
     "chosen",
     "collectives_of",

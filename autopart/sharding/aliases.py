@@ -8,7 +8,7 @@ after it: every change starts a new version.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from networkx.utils import UnionFind
 from torch import fx
@@ -24,9 +24,8 @@ class Aliases:
     """Groups of values that share memory."""
 
     def __init__(self, capture: Capture, operations: Mapping[fx.Node, Operation]) -> None:
-        self._groups = UnionFind(capture.graph.nodes)
+        groups = UnionFind(capture.graph.nodes)
         self._edges: set[tuple[fx.Node, int]] = set()
-
         self._position = {node: i for i, node in enumerate(capture.graph.nodes)}
         for node in capture.graph.nodes:
             if node in operations:
@@ -34,34 +33,35 @@ class Aliases:
                 self._edges |= {(node, number) for number in op.mutated}
                 for number in _shared(op):
                     self._edges.add((node, number))
-                    self._groups.union(op.operands[number], node)
+                    groups.union(op.operands[number], node)
             elif node.op == "call_function":  # getitem
-                self._groups.union(node.args[0], node)
-        self._changed: dict[fx.Node, list[int]] = defaultdict(list)
+                groups.union(node.args[0], node)
+        self._root = {node: groups[node] for node in capture.graph.nodes}
+        self._changes: dict[fx.Node, list[fx.Node]] = defaultdict(list)
         for node, op in operations.items():
             for number in op.mutated:
-                self._changed[self._groups[op.operands[number]]].append(self._position[node])
+                self._changes[self._root[op.operands[number]]].append(node)
         self._operands = {node: op.operands for node, op in operations.items()}
-
-    def changed(self, value: fx.Node) -> bool:
-        """Whether the value shares memory with one that is changed in place."""
-        return self._groups[value] in self._changed
-
-    def fixed(self, user: fx.Node, number: int) -> bool:
-        """Whether tensor argument `number` of `user` must be read in the very layout it has."""
-        return (user, number) in self._edges and self.changed(self._operands[user][number])
 
     def root(self, value: fx.Node) -> fx.Node:
         """The same node for all values that share memory with this one."""
-        return self._groups[value]
+        return self._root[value]
 
     def group(self, value: fx.Node) -> set[fx.Node]:
         """All values that share memory with this one."""
-        return {node for node in self._position if self._groups[node] == self._groups[value]}
+        return {node for node, root in self._root.items() if root is self._root[value]}
+
+    def changes(self, value: fx.Node) -> Sequence[fx.Node]:
+        """The operators that change the value in place, under whatever name, in program order."""
+        return self._changes.get(self._root[value], ())
+
+    def fixed(self, user: fx.Node, number: int) -> bool:
+        """Whether tensor argument `number` of `user` must be read in the very layout it has."""
+        return (user, number) in self._edges and bool(self.changes(self._operands[user][number]))
 
     def version(self, value: fx.Node, at: fx.Node) -> int:
         """How many changes the value has seen when `at` runs."""
-        return sum(position < self._position[at] for position in self._changed.get(self._groups[value], ()))
+        return sum(self._position[change] < self._position[at] for change in self.changes(value))
 
 
 def _shared(op: Operation) -> set[int]:

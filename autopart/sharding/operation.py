@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -131,6 +131,18 @@ class Operation:
         return (self.arguments if self.twin is None else Operation(self.twin, self.t).arguments)[name]
 
     @cached_property
+    def signature(self) -> Hashable:
+        """What the rules read of an operator: all but the names of its tensors."""
+        tensors = tuple(None if v is None else (tuple(v.shape), v.dtype) for v in (*self.inputs, *self.outputs))
+        target = self.node.target if self.node.op == "call_function" else self.node.name
+        own = _plain((self.args, self.kwargs))
+        twin = None if self.twin is None else Operation(self.twin, self.t)
+        other = own if twin is None else _plain((twin.args, twin.kwargs))
+        context = bool(self.node.meta.get("autocast")), bool(self.node.meta.get("grad_enabled", True))
+        flags = tuple(self.tracked_inputs), tuple(self.tracked_outputs)
+        return target, own, other, tensors, flags, context
+
+    @cached_property
     def mutated(self) -> frozenset[int]:
         """The tensor arguments that the operator writes to."""
         schema = getattr(self.node.target, "_schema", None)
@@ -166,6 +178,17 @@ class Operation:
             else:
                 kwargs[name] = value
         return Call(self.node.target, tuple(args), kwargs)
+
+
+def _plain(arguments: Any) -> Hashable:
+    """Arguments as text, tensors by number."""
+    if isinstance(arguments, Operand):
+        return f"%{arguments.number}"
+    if isinstance(arguments, (list, tuple)):
+        return tuple(_plain(item) for item in arguments)
+    if isinstance(arguments, Mapping):
+        return tuple((key, _plain(item)) for key, item in arguments.items())
+    return repr(arguments)
 
 
 def substitute(value: Any, look: Callable[[Operand | Result], Any]) -> Any:

@@ -19,8 +19,8 @@ from autopart.graph import Capture, Graph, StateEntry
 from autopart.sharding.aliases import Aliases
 from autopart.sharding.layouts import Layout, Owned, R, Split, shards
 from autopart.sharding.operation import Operation, Strategy
-from autopart.sharding.rules.labels import Place, replicated
-from autopart.sharding.rules.table import rule_of
+from autopart.sharding.rulebook import Rulebook
+from autopart.sharding.rules.labels import Place
 from autopart.sharding.twins import twins
 
 MOST_PARTS = 64
@@ -48,6 +48,7 @@ class Program:
         layouts: Placeholder or `get_attr` node -> the layouts it may have.
         aliases: Which values share memory and which of them are changed in place.
         twins: Of an evaluation capture: call node -> the same operator of the training capture.
+        rules: What the rules say of its operators.
 
     Args:
         whole: Keys of state that no rank may hold a part of.
@@ -64,10 +65,12 @@ class Program:
         loss: int | None = None,
         training: bool = False,
         twins: Mapping[fx.Node, fx.Node] | None = None,
+        rules: Rulebook | None = None,
     ) -> None:
         self.capture = capture
         self.t = t
         self.twins = twins or {}
+        self.rules = rules or Rulebook()
         self._loss, self._training = loss, training
         self.operations = {
             node: Operation(node, t, self.twins.get(node)) for node in capture.calls if not is_getitem(node)
@@ -92,7 +95,7 @@ class Program:
         }
 
     @classmethod
-    def of(cls, graph: Graph, t: int, *, evaluation: bool = False) -> Program:
+    def of(cls, graph: Graph, t: int, *, evaluation: bool = False, rules: Rulebook | None = None) -> Program:
         """The strategies of a graph's primary capture, or of its evaluation capture."""
         trained = graph.training is not None
         second = evaluation and trained
@@ -103,6 +106,7 @@ class Program:
             loss=graph.loss,
             training=trained and not evaluation,
             twins=twins(graph.training, graph.evaluation) if second else None,  # type: ignore[arg-type]
+            rules=rules,
         )
 
     def edges(self) -> Iterator[Edge]:
@@ -141,13 +145,8 @@ class Program:
     def _explore(self) -> None:
         values = [n for n in self.capture.graph.nodes if isinstance(n.meta.get("val"), torch.Tensor)]
         for node, op in self.operations.items():
-            # An opaque call holds parameters of its own, whose gradients nobody would sum.
-            for strategy in replicated(op)[: 1 if node.op == "call_module" else 2]:
+            for strategy in self.rules.at_once(op):
                 self._keep(node, strategy)
-            rule = rule_of(node.target)
-            if rule is not None:
-                for strategy in rule.at_once(op):
-                    self._keep(node, strategy)
         for node in values:
             for dim, size in enumerate(node.meta["val"].shape):
                 if size > self.t or size == self.t:
@@ -163,17 +162,13 @@ class Program:
                 self._propose(producer, Place("out", number), split)
 
     def _propose(self, node: fx.Node, place: Place, split: Split | Owned) -> None:
-        rule = rule_of(node.target)
-        if rule is None:
-            return
         op = self.operations[node]
         if isinstance(split, Owned):
-            for strategy in rule.from_owned(op, place.number, split):
-                self._keep(node, strategy)
+            found = self.rules.from_owned(op, place.number, split)
         else:
-            found = rule.from_split(op, place, split)
-            if found is not None:
-                self._keep(node, found)
+            found = self.rules.from_split(op, place, split)
+        for strategy in found:
+            self._keep(node, strategy)
 
     def _keep(self, node: fx.Node, strategy: Strategy) -> None:
         op = self.operations[node]

@@ -9,22 +9,20 @@ all readers that see it alike.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.node import map_arg
 
 from autopart.errors import AutopartError
 from autopart.graph import Capture, Graph
-from autopart.runtime import collectives
 from autopart.sharding.choice import Choice, following, of_nodes
+from autopart.sharding.colocation import colocated_sets
 from autopart.sharding.conversions import conversion
 from autopart.sharding.layouts import Layout, R, Split, local_shape
-from autopart.sharding.operation import Operand, Result, Strategy, substitute
+from autopart.sharding.local_values import LocalValues
+from autopart.sharding.operation import Call, Operand, Result, Strategy, substitute
 from autopart.sharding.program import Program, is_getitem, layout_of
 
 
@@ -66,20 +64,21 @@ def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
         if node.op == "get_attr" and choice.state.get(str(node.target), R) not in layouts:
             name = graph.state[str(node.target)].name
             raise AutopartError(f"{name} cannot be held as {choice.state[str(node.target)]}")
-    primary = rewrite_capture(program, choice)
+    values = LocalValues(program.capture.graph, t)
+    primary = _Rewriter(program, choice, values).run()
     if graph.training is None:
         captures = {"training": None, "evaluation": primary}
     else:
-        other = Program.of(graph, t, evaluation=True)
-        captures = {"training": primary, "evaluation": rewrite_capture(other, _evaluation(other, choice))}
+        other = Program.of(graph, t, evaluation=True, rules=program.rules)
+        captures = {"training": primary, "evaluation": _Rewriter(other, _evaluation(other, choice), values).run()}
     splits = {key: choice.state.get(key, R).split for key in graph.state}
     state = {
         key: replace(entry, tensor=_local_state(entry.tensor, choice.state.get(key, R), t))
         for key, entry in graph.state.items()
     }
-    values = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
+    fields = {name: getattr(graph, name) for name in Graph.__dataclass_fields__}
     return LocalGraph(
-        **{**values, **captures, "state": state},
+        **{**fields, **captures, "state": state},
         tensor=t,
         shards=splits,
         output_splits=_output_splits(program, choice),
@@ -131,15 +130,10 @@ class _Wanted:
     checkpoint: Any
 
 
-def rewrite_capture(program: Program, choice: Choice) -> Capture:
-    """One capture on shards."""
-    return _Rewriter(program, choice).run()
-
-
 class _Rewriter:
     """One walk over the whole graph that builds the local one."""
 
-    def __init__(self, program: Program, choice: Choice) -> None:
+    def __init__(self, program: Program, choice: Choice, values: LocalValues) -> None:
         self.program = program
         self.strategies, self.held = of_nodes(program, choice)
         self.graph = fx.Graph()
@@ -148,20 +142,18 @@ class _Rewriter:
         self.readers: dict[_Wanted, list[fx.Node]] = {}
         self.wanted: dict[tuple[fx.Node, int], _Wanted] = {}
         self.behind: dict[fx.Node, list[_Wanted]] = {}
-        self.mode = _fake_mode(program.capture.graph)
+        self.values = values
+        self.calls: dict[Any, Call] = {}  # conversions
+        self.parts: list[list[str]] = []  # names of the calls of operators that have several
 
     def run(self) -> Capture:
         self._collect()
-        before = collectives.use(collectives.ShapeRanks(self.program.t))
-        try:
-            with self.mode, torch.no_grad():
-                for node in self.program.capture.graph.nodes:
-                    self._node(node)
-                    for wanted in self.behind.get(node, ()):
-                        self._convert(wanted, node.meta)
-        finally:
-            collectives.use(before)
-        return Capture(self.graph, self.program.capture.colocated)
+        for node in self.program.capture.graph.nodes:
+            self._node(node)
+            for wanted in self.behind.get(node, ()):
+                self._convert(wanted, node.meta)
+        made = ((wanted.source, wanted.version, node) for wanted, node in self.converted.items())
+        return Capture(self.graph, colocated_sets(self.program, self.graph, self.parts, made))
 
     def _collect(self) -> None:
         """Which conversions are needed, who reads them, and which stand behind their producer."""
@@ -203,7 +195,7 @@ class _Rewriter:
     def _node(self, node: fx.Node) -> None:
         if node.op in ("placeholder", "get_attr"):
             shape = local_shape(node.meta["val"].shape, self.held[node], self.program.t)
-            value = _cut_like(node.meta["val"], shape)
+            value = self.values.empty(node.meta["val"], shape)
             self.local[node] = self._add(node.op, node.target, (), {}, node.name, {**node.meta, "val": value})
         elif node.op == "output":
             results = tuple(
@@ -233,21 +225,14 @@ class _Rewriter:
             last = number == len(strategy.calls) - 1
             name = node.name if last else f"{node.name}_local"
             meta = dict(node.meta)
-            if node.op == "call_module":
-                meta["val"] = node.meta["val"]
-            else:
-                meta["val"] = self._value(call.target, args, kwargs, meta)
+            if node.op == "call_function":
+                given, made = ([n.meta["val"] for n in nodes] for nodes in (operands, results))
+                meta["val"] = self.values.value(call, given, made, meta)
             results.append(self._add(node.op, call.target, args, kwargs, name, meta))
         self._check(node, strategy, results[-1].meta["val"])
+        if len(results) > 1:
+            self.parts.append([result.name for result in results])
         self.local[node] = results[-1]
-
-    def _value(self, target: Any, args: Any, kwargs: Any, meta: Mapping[str, Any]) -> Any:
-        """Fake result of a local call."""
-        feed = map_arg(list(args), lambda n: n.meta["val"]), map_arg(dict(kwargs), lambda n: n.meta["val"])
-        with ExitStack() as stack:
-            for device, dtype in meta.get("autocast", ()):
-                stack.enter_context(torch.autocast(device, dtype))
-            return target(*feed[0], **feed[1])
 
     def _check(self, node: fx.Node, strategy: Strategy, value: Any) -> None:
         """Local results have the shapes that their layouts say: a rule that is wrong about a shape stops here."""
@@ -279,12 +264,14 @@ class _Rewriter:
     def _convert(self, wanted: _Wanted, place: Mapping[str, Any]) -> None:
         source = self.local[wanted.source]
         shape = tuple(wanted.source.meta["val"].shape)
-        call = conversion(wanted.before, wanted.after, shape, self.program.t, wanted.differentiable)
-        assert call.target is not None
-        kwargs = dict(call.kwargs)
+        key = wanted.before, wanted.after, shape, wanted.differentiable
+        if key not in self.calls:
+            made = conversion(wanted.before, wanted.after, shape, self.program.t, wanted.differentiable)
+            self.calls[key] = Call(made.target, (Operand(0), *made.args), dict(made.kwargs))
+        call = self.calls[key]
         tracked = bool(wanted.source.meta.get("requires_grad", False)) and wanted.grad_enabled
         meta = {
-            "val": call.target(source.meta["val"], *call.args, **kwargs),
+            "val": self.values.value(call, [source.meta["val"]], (), {}),
             "requires_grad": tracked,
             "nn_module_stack": dict(place.get("nn_module_stack") or {}),
             "stack_trace": place.get("stack_trace"),
@@ -293,28 +280,13 @@ class _Rewriter:
             "checkpoint": wanted.checkpoint,
         }
         name = f"{wanted.source.name}_{call.target.__name__}"
-        self.converted[wanted] = self._add("call_function", call.target, (source, *call.args), kwargs, name, meta)
+        args = (source, *call.args[1:])
+        self.converted[wanted] = self._add("call_function", call.target, args, call.kwargs, name, meta)
 
     def _add(self, op: str, target: Any, args: Any, kwargs: Any, name: str, meta: dict[str, Any]) -> fx.Node:
         node = self.graph.create_node(op, target, tuple(args), dict(kwargs), name)
         node.meta = meta
         return node
-
-
-def _fake_mode(graph: fx.Graph) -> FakeTensorMode:
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        for item in value if isinstance(value, (list, tuple)) else [value]:
-            mode = getattr(item, "fake_mode", None)
-            if mode is not None:
-                return mode
-    return FakeTensorMode()
-
-
-def _cut_like(value: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    if tuple(value.shape) == shape:
-        return value
-    return torch.empty(shape, dtype=value.dtype, device=value.device)
 
 
 def _common(stacks: list[Mapping[str, Any]]) -> dict[str, Any]:
