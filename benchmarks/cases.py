@@ -24,7 +24,7 @@ from autopart.model_spec import load
 from autopart.plan import Plan
 from autopart.verification import verify
 from autopart.verification.check import Launch
-from benchmarks.output import parser, show
+from benchmarks.output import differences, parser, show
 from benchmarks.processes import Processes, swift_cluster
 
 
@@ -46,8 +46,7 @@ def run(
             dtype=dtype,
             name=file.stem,
         )
-        original = copy.deepcopy(loaded.model) if dtype is None else copy.deepcopy(loaded.model).to(dtype)
-        report = verify(plan, original, loaded.args, loaded.kwargs, launch=launch)
+        report = verify(plan, copy.deepcopy(loaded.model), loaded.args, loaded.kwargs, launch=launch)
     except AutopartError as error:
         return {"outcome": "refused", "reason": f"{type(error).__name__}: {error.message}"}
     worst = max((e for e in report.worst_relative_error.values() if e is not None), default=None)
@@ -58,7 +57,7 @@ def run(
         "split": _split(plan),
         "worst error": worst,
         "seconds": time.perf_counter() - start,
-        "reason": "; ".join(report.failures),
+        "reason": differences(report),
     }
 
 

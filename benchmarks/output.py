@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from tabulate import tabulate
 
+from autopart.verification import VerifyReport
+
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """An argument parser with the options that all benchmarks share."""
@@ -29,3 +31,14 @@ def show(rows: Sequence[Mapping[str, Any]], json_file: Path | None, summary: Map
         machine = {"torch": torch.__version__, "python": platform.python_version(), "machine": platform.machine()}
         document = {"machine": machine, "summary": dict(summary or {}), "rows": list(rows)}
         json_file.write_text(json.dumps(document, indent=1, default=str) + "\n")
+
+
+def differences(report: VerifyReport, tolerance: float | None = None) -> str:
+    """What a verification found to differ, in a sentence; empty where nothing does."""
+    limit = report.tolerance if tolerance is None else tolerance
+    numbers = [
+        f"{kind} {error:.1e} ({report.worst_name[kind]})"
+        for kind, error in report.worst_relative_error.items()
+        if error is not None and not error <= limit
+    ]
+    return "; ".join([*report.failures[:2], *numbers])

@@ -45,7 +45,7 @@ from autopart.tracer import trace
 from autopart.verification import verify
 from autopart.verification.report import KINDS
 from autopart.workload import Workload
-from benchmarks.output import parser, show
+from benchmarks.output import differences, parser, show
 from benchmarks.processes import Processes, swift_cluster
 
 MICROBATCHES = 2
@@ -218,15 +218,7 @@ def _verified(family: Captured, make: Callable[[], Plan], processes: Processes, 
     row.parameters = report.parameters
     if report.parameters != len(list(family.model.named_parameters(remove_duplicate=False))):
         return f"only {report.parameters} parameters were compared"
-    found = [error for error in report.worst_relative_error.values() if error is not None]
-    if report.passed and max(found, default=math.inf) < TOLERANCE:
-        return None
-    numbers = ", ".join(
-        f"{kind} {error:.1e} ({report.worst_name[kind]})"
-        for kind, error in report.worst_relative_error.items()
-        if error is not None and not error < TOLERANCE
-    )
-    return "; ".join([*report.failures[:2], numbers])
+    return differences(report, TOLERANCE) or (None if report.passed else "nothing was compared")
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from autopart.runtime.schedules import SCHEDULES
 from autopart.verification import verify
 from autopart.verification.report import KINDS
 from autopart.zoo import selected
-from benchmarks.output import parser, show
+from benchmarks.output import differences, parser, show
 
 EVERY_SCHEDULE = ("unet", "t5-small", "gpt2")
 TWO_STAGES_A_PROCESS = ("interleaved1f1b", "interleavedzerobubble", "zbv", "dualpipev")
@@ -76,7 +76,7 @@ def run(spec: str, processes: int, schedule: str, loss_fn: Callable[..., Any] | 
         **{kind: errors[kind] for kind in errors},
         "parameters": report.parameters,
         "seconds": time.perf_counter() - start,
-        "reason": "; ".join(report.failures),
+        "reason": differences(report),
     }
 
 
