@@ -44,9 +44,12 @@ def attention(
     value: torch.Tensor,
     attn_mask: torch.Tensor | None,
     dropout_p: float,
-    **options: Any,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Scaled dot-product attention with dropout on shards: every rank draws its own mask."""
+    options: dict[str, Any] = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
     if not dropout_p:
         return F.scaled_dot_product_attention(query, key, value, attn_mask, **options)
     with rank_stream(query.device):
