@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -186,7 +187,7 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> tor
         if shapes_only():  # how many rows a group has is not known
             return x @ weight[0]
         borders = [0, *ends.tolist(), x.shape[0]]
-        *rows, rest = x.split([end - start for start, end in zip(borders, borders[1:], strict=False)])
+        *rows, rest = x.split([end - start for start, end in pairwise(borders)])
         products = [own @ matrix for own, matrix in zip(rows, weight.unbind(), strict=True)]
         return torch.cat([*products, rest.new_zeros(rest.shape[0], weight.shape[2])])
 
