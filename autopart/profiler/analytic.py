@@ -7,7 +7,8 @@ resident anyway and never counted.
 Time: the node's kernels on the roofline of each device, and its collectives on the link of the tensor group. Two costs
 of the backward pass belong to no operator and are charged where they arise: adding up the gradients of a value with
 several readers (to the value), and adding a weight gradient to `.grad` (to the node that uses the weight). A node in a
-checkpointed region runs forward once more.
+checkpointed region runs forward once more; the region keeps what it reads from outside, and holds what its own nodes
+save only while backward runs it again.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from autopart.costs import Costs, NodeMemory, NodeTime, SavedTensor
 from autopart.graph import Graph, StateEntry
 from autopart.profiler.isolated import Call, Outcome, Place, Result, Runner, TensorSpec, estimate
 from autopart.profiler.kernels import Kernel
+from autopart.profiler.recomputation import recomputed_regions
 from autopart.profiler.roofline import seconds
 from autopart.sharding import LocalGraph
 
@@ -99,6 +101,8 @@ class _Walk:
         self._outcomes: dict[str, Outcome] = {}
         self._sums: dict[str, list[Kernel]] = {}
         self._weight_sums: dict[str, list[Kernel]] = {}
+        self._reads: dict[str, list[_Storage]] = {}
+        self._runs_again: set[str] = set()
         self.memory: dict[str, NodeMemory] = {}
         self.notes: list[str] = []
 
@@ -122,6 +126,9 @@ class _Walk:
                 gradient_bytes=sum(spec.bytes for spec in tensors if spec.requires_grad),
                 temporary_bytes=outcome.temporary_bytes if outcome else 0,
             )
+        if self._training:
+            for region in recomputed_regions(self._graph.primary):
+                self._recompute(region)
 
     def times(self, device: Device, link: Link) -> dict[str, NodeTime]:
         """Seconds of every node on a device, with that link between ranks; equal nodes are priced once."""
@@ -140,7 +147,7 @@ class _Walk:
                         seconds(work.backward_input, device, link),
                     )
                 forward, backward, backward_input = priced[id(outcome)]
-            again = forward if backward and node.meta.get("checkpoint") is not None else 0.0
+            again = forward if node.name in self._runs_again else 0.0
             times[node.name] = NodeTime(
                 forward_s=forward,
                 backward_input_s=again + backward_input + seconds(self._sums.get(node.name, ()), device, link),
@@ -213,6 +220,7 @@ class _Walk:
         """Give the outcome of a signature to one node: its storages become storages of the graph."""
         self._outcomes[node.name] = outcome
         inputs = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, _Value)]
+        self._reads[node.name] = [value.storage for value in inputs]
         new = [self._storage(size, node.name) for size in outcome.new_bytes]
 
         def storage(place: Place) -> _Storage:
@@ -251,6 +259,31 @@ class _Walk:
         if readers > 1:
             sums = self._weight_sums if value.spec.weight else self._sums
             sums.setdefault(node.name, []).extend([_addition(value.spec)] * (readers - 1))
+
+    def _recompute(self, region: list[fx.Node]) -> None:
+        """Backward runs a region again up to the last node that saves something (torch stops it there)."""
+        names = [node.name for node in region]
+        saving = [i for i, name in enumerate(names) if name in self._outcomes and self._outcomes[name].saved]
+        again = names[: saving[-1] + 1] if saving else []
+        self._runs_again.update(again)
+        inside = set(names)
+        own = [storage for storage in self._storages if storage.owner in inside]
+        saved_by: dict[str, int] = dict.fromkeys(names, 0)
+        for storage in own:
+            savers = [name for name in storage.savers if name in inside]
+            if savers:
+                saved_by[savers[0]] += storage.bytes
+            for name in savers:
+                del storage.savers[name]
+        held = 0
+        for name in again:
+            held += saved_by[name]
+            memory = self.memory[name]
+            self.memory[name] = replace(memory, temporary_bytes=memory.temporary_bytes + held)
+        for name in names:
+            for storage in self._reads.get(name, ()):
+                if storage.owner not in inside:
+                    storage.savers[name] = None
 
     def _resolve(self, arguments: Any) -> Any:
         return fx.node.map_arg(arguments, lambda node: self._values[node])

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from examples import EXAMPLES, eager_saved_bytes, traced
+from examples import EXAMPLES, eager_saved_bytes, gpt2, traced
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from autopart.cluster import Cluster
 from autopart.costs import Costs
@@ -208,3 +209,44 @@ def test_equal_numbers_of_other_types_are_other_signatures() -> None:
 def test_a_mixed_cluster_says_whose_activations_it_counts() -> None:
     costs, _ = costs_of(lambda m, x: m.second(m.first(x)), Cluster.parse("T4,CPU"))
     assert set(costs.times) == {"T4", "CPU"} and "cuda" in costs.notes[0]
+
+
+class Recomputed(nn.Module):
+    """A chain of blocks, each recomputed in backward."""
+
+    def __init__(self, again: bool = True) -> None:
+        super().__init__()
+        self.again = again
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 16), nn.Tanh()) for _ in range(3)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return x.exp()
+
+
+def test_checkpointed_regions_keep_what_eager_training_keeps() -> None:
+    model, kwargs = Recomputed().train(), {"x": torch.randn(8, 16)}
+    assert sizes(profile(trace(model, (), kwargs, check=False), CPU)) == eager_saved_bytes(model, kwargs)
+
+
+def test_checkpointed_layers_keep_what_they_are_given_by_keyword_too() -> None:
+    model, kwargs = gpt2()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    mask = 2 * 24 * 24  # kept by a closure, which hooks do not see
+    kept = sorted([*eager_saved_bytes(model, kwargs), mask])
+    assert sizes(profile(trace(model, (), kwargs, check=False), CPU)) == kept
+
+
+def test_a_checkpointed_region_holds_what_it_saves_while_it_runs_again() -> None:
+    x = torch.randn(8, 16)
+    graphs = {again: trace(Recomputed(again), (x,), check=False) for again in (False, True)}
+    memory = {again: profile(graph, CPU).memory for again, graph in graphs.items()}
+    own = sum(eager_saved_bytes(Recomputed().blocks[0], {"input": x})) - x.nbytes
+    for node in graphs[True].primary.calls:
+        if node.target is torch.ops.aten.tanh.default:  # the last of its region
+            held = memory[True][node.name].temporary_bytes - memory[False][node.name].temporary_bytes
+            assert held == own

@@ -194,23 +194,45 @@ def test_a_shared_value_pays_for_adding_up_its_gradients() -> None:
     assert costs.times["CPU"][linear].backward_input_s > 2 * 3 * 65536 / 10e9
 
 
+class Checkpointed(nn.Module):
+    """Three layers of which the second may be recomputed: as a module call, or as a function."""
+
+    def __init__(self, region: str) -> None:
+        super().__init__()
+        self.first, self.last, self.region = nn.Linear(64, 64), nn.Linear(64, 64), region
+        self.block = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64), nn.Tanh(), nn.Flatten())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        if self.region == "module":
+            return self.last(checkpoint(self.block, x, use_reentrant=False))
+        if self.region == "function":
+            return self.last(checkpoint(lambda x: self.block(x) + x, x, use_reentrant=False))
+        return self.last(self.block(x))
+
+
 def test_a_checkpointed_region_pays_for_its_second_forward() -> None:
-    class Model(nn.Module):
-        def __init__(self, again: bool) -> None:
-            super().__init__()
-            self.layer, self.again = nn.Linear(64, 64), again
+    times = {}
+    for region in ("", "module"):
+        graph = trace(Checkpointed(region), (torch.randn(256, 64),), check=False)
+        times[region] = profile(graph, Cluster.parse("CPU")).times["CPU"]
+    again = {
+        name: times["module"][name].backward_s - times[""][name].backward_s
+        for name in times["module"]
+        if times["module"][name].backward_s != times[""][name].backward_s
+    }
+    region = [node for node in graph.primary.calls if node.meta["checkpoint"] is not None]
+    assert {node.name for node in region if times["module"][node.name].forward_s} == set(again)
+    for name, extra_s in again.items():
+        assert extra_s == pytest.approx(times[""][name].forward_s)
 
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.layer(x)
-            return checkpoint(torch.tanh, y, use_reentrant=False) if self.again else torch.tanh(y)
 
-    backward = {}
-    for again in (False, True):
-        graph = trace(Model(again), (torch.randn(256, 64),), check=False)
-        tanh = next(node.name for node in graph.primary.calls if node.target is aten.tanh.default)
-        time = profile(graph, Cluster.parse("CPU")).times["CPU"][tanh]
-        backward[again] = time.backward_input_s - again * time.forward_s
-    assert backward[True] == pytest.approx(backward[False])
+def test_a_region_that_packages_do_not_recompute_pays_nothing() -> None:
+    graph = trace(Checkpointed("function"), (torch.randn(256, 64),), check=False)
+    assert any(node.meta["checkpoint"] is not None for node in graph.primary.calls)
+    walk = analytic._Walk(graph, "cpu")
+    walk.run()
+    assert walk._runs_again == set()
 
 
 @pytest.mark.parametrize(
