@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from autopart.errors import UsageError
@@ -63,6 +63,7 @@ class Cluster:
         intra_node: Link between ranks of one machine.
         inter_node: Link between machines.
         notes: What was assumed when the cluster was read, for the person who reads the plan.
+        inside: Link between the ranks of a group, where each device stands for one (see `grouped`).
     """
 
     devices: tuple[Device, ...]
@@ -70,6 +71,7 @@ class Cluster:
     intra_node: Link
     inter_node: Link
     notes: tuple[str, ...] = ()
+    inside: Link | None = None
 
     def __post_init__(self) -> None:
         if not self.devices:
@@ -101,7 +103,9 @@ class Cluster:
             if len({device.name for device in group}) > 1:
                 names = ", ".join(device.name for device in group)
                 raise UsageError(f"tensors are split evenly over equal devices, and a group of {size} has {names}")
-        return Cluster(self.devices[::size], self.nodes[::size], self.intra_node, self.inter_node, self.notes)
+        groups = [self.nodes[first : first + size] for first in range(0, len(self), size)]
+        inside = self.intra_node if all(len(set(group)) == 1 for group in groups) else self.inter_node
+        return replace(self, devices=self.devices[::size], nodes=self.nodes[::size], inside=inside)
 
     def __str__(self) -> str:
         machines: dict[int, list[str]] = {}

@@ -40,7 +40,11 @@ class Strategy:
 
 @dataclass(frozen=True)
 class StagePlan:
-    """One stage of a plan; seconds are for one microbatch, bytes are for one device of the stage."""
+    """One stage of a plan; seconds are for one microbatch, bytes are for one device of the stage.
+
+    Attributes:
+        sliced: Values that every tensor rank holds alike and sends on in slices (see `solver.crossing`).
+    """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
     devices: tuple[int, ...]
@@ -52,6 +56,7 @@ class StagePlan:
     communication_s: float
     peak_memory_bytes: int
     memory_limit_bytes: int
+    sliced: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from autopart import partition
 from autopart.cluster import Cluster
 from autopart.errors import InfeasibleError, UsageError
 from autopart.model_spec import load
-from autopart.plan import Plan
+from autopart.plan import Plan, StagePlan
 from autopart.report.plan import format_plan
 
 GPT = "zoo:gpt?layers=2&width=64&heads=4"
@@ -92,3 +92,19 @@ def test_a_layer_too_large_for_a_device_is_split_over_several() -> None:
     plan = partition(model, "4xA100-80G", example_inputs=inputs, microbatches=1)
     assert plan.strategy.tensor > 1
     assert all(stage.peak_memory_bytes <= stage.memory_limit_bytes for stage in plan.per_stage)
+
+
+def test_over_a_slow_network_each_rank_sends_a_slice_of_what_all_hold() -> None:
+    def first_stage(gpus: str) -> tuple[StagePlan, int]:
+        plan = planned(gpus, "zoo:gpt?layers=4&width=512&heads=8", stages=2, tensor=2, granularity="block")
+        return plan.per_stage[0], plan.strategy.microbatch_size
+
+    assert not first_stage("4xA100-80G")[0].sliced
+    stage, rows = first_stage("2x2xA100-80G")
+    assert len(stage.sliced) == 1
+    cluster = Cluster.parse("2x2xA100-80G")
+    sent = 2 * rows * 512 * 512 * 4  # tokens x width of the residual stream, in float32, and its gradient
+    slow, fast = cluster.inter_node, cluster.intra_node
+    over_the_network = 2 * slow.latency_s + sent / 2 / slow.bandwidth_bytes_per_s
+    inside = 2 * fast.latency_s + sent / 2 / fast.bandwidth_bytes_per_s
+    assert stage.communication_s == pytest.approx(over_the_network + inside, rel=1e-6)

@@ -100,7 +100,8 @@ def describe(
 
 
 def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result: Score) -> tuple[StagePlan, ...]:
-    problem, calls = choice.lowered.problem, choice.lowered.calls
+    problem, calls, values = choice.lowered.problem, choice.lowered.calls, choice.lowered.values
+    sliced = result.crossing & choice.lowered.sliced
     training = graph.primary is graph.training
     busy = np.concatenate([[0.0], result.transfer_s]) + np.concatenate([result.transfer_s, [0.0]])
     stages = []
@@ -120,6 +121,7 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
                 communication_s=float(busy[s]),
                 peak_memory_bytes=int(result.memory[process]),
                 memory_limit_bytes=int(problem.limits[process]),
+                sliced=tuple(values[n].name for n in np.flatnonzero(sliced[s])) if s < len(sliced) else (),
             )
         )
     return tuple(stages)

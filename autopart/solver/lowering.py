@@ -11,15 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import pairwise, takewhile
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import fx
 
 from autopart.cluster import Cluster, Device, Link
 from autopart.costs import Costs, NodeTime
 from autopart.graph import Graph
+from autopart.sharding import LocalGraph, alike
+from autopart.solver.crossing import sliced_s, whole_s
 from autopart.solver.pipeline import IN_FLIGHT, fill_time, processes_of_stages, repeats
 from autopart.solver.problem import Floats, Net, Problem
 from autopart.workload import OPTIMIZER_STATES, Workload
@@ -35,13 +38,17 @@ class Lowered:
     Attributes:
         calls: Item -> node.
         groups: Items that no cut may separate.
+        sliced: Whether each rank of a group sends a slice of a value over a boundary, (stages - 1, nets).
+        values: Net -> the node whose value it is.
         states: State of the problem -> key of `Graph.state`, or name of the model's input.
     """
 
     problem: Problem
     calls: tuple[fx.Node, ...]
     groups: tuple[tuple[int, ...], ...]
+    values: tuple[fx.Node, ...]
     states: tuple[str, ...]
+    sliced: NDArray[np.bool_]
 
 
 def usable_bytes(device: Device) -> int:
@@ -69,6 +76,7 @@ def lower(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stag
     holders, state_bytes, update_bytes, sync_bytes = _states(graph, item, workload, training)
     slowest = cluster.inter_node if len({cluster.nodes[p] for p in process}) > 1 else cluster.intra_node
 
+    wholes, slices = _transfers(graph, cluster, process, values, forward, backward)
     repeat, fill_weight = repeats(workload.schedule, microbatches)
     problem = Problem(
         work=_table([[t.forward_s + t.backward_s * training for t in row] for row in times], len(calls)),
@@ -76,7 +84,7 @@ def lower(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stag
         saved=np.outer(in_flight, _saved(costs, item, len(calls)) * training),
         workspace=np.array([_workspace(costs, n, training) for n in calls], dtype=float),
         nets=nets,
-        transfer=_table([_transfer(cluster, process, b, forward, backward) for b in boundaries], len(nets)),
+        transfer=np.minimum(wholes, slices),
         send=_table([in_flight[b] * unsaved + microbatches * backward for b in boundaries], len(nets)),
         receive=_table([(microbatches + 1) * forward for b in boundaries], len(nets)),
         users=tuple(users for _, users in holders),
@@ -88,7 +96,8 @@ def lower(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stag
         repeat=repeat,
         fill_weight=fill_weight,
     )
-    return Lowered(problem, calls, _groups(graph, item), tuple(key for key, _ in holders))
+    states = tuple(key for key, _ in holders)
+    return Lowered(problem, calls, _groups(graph, item), tuple(values), states, slices < wholes)
 
 
 def _table(rows: Sequence[Sequence[float] | Floats], columns: int) -> Floats:
@@ -111,13 +120,25 @@ def _nets(graph: Graph, item: dict[fx.Node, int]) -> tuple[tuple[Net, ...], list
     return tuple(nets), values
 
 
-def _transfer(cluster: Cluster, process: tuple[int, ...], b: int, forward: Floats, backward: Floats) -> Floats:
-    """Seconds of each value over boundary b: forward, and its gradient back if it has one."""
-    if process[b] == process[b + 1]:
-        return np.zeros_like(forward)
-    link = cluster.link(process[b], process[b + 1])
-    messages = 1.0 + (backward > 0)
-    return messages * link.latency_s + (forward + backward) / link.bandwidth_bytes_per_s
+def _transfers(
+    graph: Graph, cluster: Cluster, process: tuple[int, ...], values: list[fx.Node], forward: Floats, backward: Floats
+) -> tuple[Floats, Floats]:
+    """Seconds of each value over each boundary: sent whole, and in slices (infinite where ranks do not hold it alike).
+
+    Nothing is sent where one process has both stages.
+    """
+    wholes = np.zeros((len(process) - 1, len(values)))
+    slices = np.full_like(wholes, np.inf)
+    same = alike(graph) if isinstance(graph, LocalGraph) else frozenset[fx.Node]()
+    held = np.array([node in same for node in values], dtype=bool)
+    for b, (source, target) in enumerate(pairwise(process)):
+        if source == target:
+            continue
+        link = cluster.link(source, target)
+        wholes[b] = whole_s(link, forward, backward)
+        if isinstance(graph, LocalGraph) and cluster.inside is not None:
+            slices[b, held] = sliced_s(link, cluster.inside, graph.tensor, forward, backward)[held]
+    return wholes, slices
 
 
 def _all_reduce(link: Link, size: Floats) -> Floats:
