@@ -121,11 +121,25 @@ def close(found: torch.Tensor, wanted: torch.Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9, equal_nan=True)
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Tensors among arguments, in order."""
+    found: list[torch.Tensor] = []
+    map_aggregate(value, lambda x: found.append(x) if isinstance(x, torch.Tensor) else None)
+    return found
+
+
 def check_strategy(
-    target: Any, strategy: Strategy, args: Any, kwargs: Any, tensors: list[torch.Tensor], t: int
+    target: Any,
+    strategy: Strategy,
+    args: Any,
+    kwargs: Any,
+    tensors: list[torch.Tensor],
+    t: int,
+    mutated: frozenset[int],
 ) -> None:
     generator = torch.Generator().manual_seed(11)
-    value = target(*copies(args), **copies(kwargs))
+    given = copies(args), copies(kwargs)
+    value = target(*given[0], **given[1])
     whole = [v for v in (value if isinstance(value, (list, tuple)) else [value])]
     seeds = [torch.randn(v.shape, generator=generator, dtype=v.dtype) if v.requires_grad else None for v in whole]
     tracked = [x for x in tensors if x.requires_grad]
@@ -142,13 +156,13 @@ def check_strategy(
     ]
     ranks = ThreadRanks(t)
 
-    def program(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    def program(rank: int) -> tuple[list[torch.Tensor], list[torch.Tensor | None], list[torch.Tensor]]:
         mine = [h[rank].requires_grad_(x.requires_grad) for h, x in zip(held, tensors, strict=True)]
         results: list[Any] = []
+        first = [copies(x) for x in mine]
         for call in strategy.calls:
-            fed = [copies(x) for x in mine] if call is strategy.calls[0] else mine
 
-            def look(item: Any, fed: list[torch.Tensor] = fed) -> Any:
+            def look(item: Any, fed: list[torch.Tensor] = first if call is strategy.calls[0] else mine) -> Any:
                 return results[item.number] if isinstance(item, Result) else fed[item.number]
 
             results.append(call.target(*substitute(call.args, look), **substitute(call.kwargs or {}, look)))
@@ -162,7 +176,7 @@ def check_strategy(
         if pairs and tracked:
             leaves = [m for m in mine if m.requires_grad]
             found = torch.autograd.grad([v for v, _ in pairs], leaves, [s for _, s in pairs], allow_unused=True)
-        return [v.detach() for v in local], list(found)
+        return [v.detach() for v in local], list(found), [first[number].detach() for number in sorted(mutated)]
 
     outcomes = ranks.run(program)
     for number, (expected, layout) in enumerate(zip(whole, strategy.outputs, strict=True)):
@@ -170,6 +184,9 @@ def check_strategy(
         for shard in shards:
             assert tuple(shard.shape) == local_shape(expected.shape, layout, t), "local shape"
         close(combine(shards, layout.forward), expected.detach())
+    for place, number in enumerate(sorted(mutated)):  # running statistics, and what is changed in place
+        changed = [outcome[2][place] for outcome in outcomes]
+        close(combine(changed, strategy.inputs[number].forward), tensors_in(given)[number].detach())
     if wanted is None:
         return
     layouts = [layout for x, layout in zip(tensors, strategy.inputs, strict=True) if x.requires_grad]
@@ -189,15 +206,18 @@ def test_every_strategy_computes_what_the_operator_computes(target: Any, example
     args, kwargs = example_arguments(example, zlib.crc32(example.encode()))
     capture, tensors = one_node(target, args, kwargs)
     program = Program(capture, t)
-    ((node, strategies),) = program.strategies.items()
+    ((node, found),) = program.strategies.items()
+    strategies = list(found)
     op, rule = program.operations[node], rule_of(target)
     for number, value in enumerate(op.inputs):
         if value.is_floating_point() and op.tracked_inputs[number]:
             for dim in range(value.dim()):
-                strategies = [*strategies, *rule.from_owned(op, number, Owned(dim, "somebody"))]
+                owned = rule.from_owned(op, number, Owned(dim, "somebody"))
+                # As in Program: what is changed in place is the result, in one layout.
+                strategies += [s for s in owned if 0 not in op.mutated or s.inputs[0] == s.outputs[0]]
     for strategy in strategies:
         try:
-            check_strategy(target, strategy, args, kwargs, tensors, t)
+            check_strategy(target, strategy, args, kwargs, tensors, t, op.mutated)
         except Exception as error:
             raise AssertionError(f"{node.format_node()}\n{strategy}: {error}") from error
 
