@@ -87,6 +87,7 @@ class Process:
         died shows by its process id.
         """
         where = f"in step {self.step}" if self.step is not None else "outside of the steps"
+        error = _cause(error)
         if self.store is None or not _is_exchange(error):
             return self.say(f"{self.title} failed {where}: {_told(error)}")
         deadline = time.monotonic() + REASON_WAIT_S
@@ -191,10 +192,14 @@ def _is_exchange(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(mark in text for mark in ("gloo", "NCCL", "by peer", "imed out"))
 
 
-def _told(error: BaseException) -> str:
-    """The innermost cause, in one line: schedules wrap what a stage raises."""
+def _cause(error: BaseException) -> BaseException:
+    """The innermost cause: schedules wrap what a stage raises, exchanges between its tensor ranks included."""
     while error.__cause__ is not None:
         error = error.__cause__
+    return error
+
+
+def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
 
 

@@ -35,7 +35,8 @@ class Ties:
         for tie in pipeline.ties:
             places = tuple(sorted({place_of_stage(stage) for stage, _ in tie.copies}))
             if places not in groups:
-                groups[places] = _group(places, mesh)
+                # Every process makes every group, in the order of the table: making one is collective.
+                groups[places] = mesh.across(places) if len(places) > 1 else None
             mine = [modules[s].get_parameter(name) for s, name in tie.copies if s in modules]
             if mine and mine[0].requires_grad:
                 self._shared.append((mine, groups[places]))
@@ -64,15 +65,3 @@ class Ties:
                 continue
             for parameter, old in zip(copies, before, strict=True):
                 parameter.grad = total.clone() if old is None else old + total
-
-
-def _group(places: tuple[int, ...], mesh: Mesh) -> dist.ProcessGroup | None:
-    """The processes of this tensor rank in these places; None where there is nobody to talk to, or it is in none.
-
-    Every process makes the groups of all tensor ranks, in the order of the table: making one is collective.
-    """
-    if len(places) == 1:
-        return None
-    groups = [dist.new_group([mesh.process(place, rank) for place in places]) for rank in range(mesh.ranks)]
-    mine = groups[mesh.rank]
-    return mine if isinstance(mine, dist.ProcessGroup) else None
