@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import random
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -83,10 +84,37 @@ def test_processes_may_split_the_backward(name: str, schedule: str, pool: Pool, 
     assert report.passed, str(report)
 
 
-def by_rows(program: Program) -> Choice:
-    """The batch split wherever that is possible, and no parameter."""
+def test_a_conversion_that_every_layer_reads_stands_before_them(tmp_path: Path) -> None:
+    """Attention runs on rows of the batch: its mask is cut once, in front of the loop over the layers."""
+    model, graph, inputs = traced("llama")
+    program = Program.of(graph, 2)
+    attention = {n.name for n in graph.primary.calls if "self_attn" in str(n.meta["nn_module_stack"])}
+    choice = by_rows(program, attention)
+    cuts = random_cuts(rewrite(graph, choice, 2), 1, 0)
+    check_split(model, graph, choice, 2, cuts, 1, tmp_path / "out", inputs)
+    before, loop = "causal_mask = split(causal_mask, dim=0)", "for layer in self.layers:"
+    text = text_of(tmp_path / "out")
+    assert text.count(before) == 1 and text.index(before) < text.index(loop)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_inference_packages_give_whole_results_on_every_rank(seed: int, tmp_path: Path) -> None:
+    model, args, kwargs = build("gpt2")
+    kwargs.pop("labels")
+    graph = in_double(trace(model, args, kwargs, mode="inference", check=False))
+    inputs = {spec.name: kwargs[spec.name] for spec in graph.inputs}
+    choice = random_choice(Program.of(graph, 2), random.Random(seed))
+    cuts = random_cuts(rewrite(graph, choice, 2), 2, seed)
+    package = check_split(model, graph, choice, 2, cuts, 2, tmp_path / "out", inputs)
+    assert all(output.shard is None for output in package.table.outputs)
+
+
+def by_rows(program: Program, names: Collection[str]) -> Choice:
+    """The batch split wherever that is possible among the nodes of these names, and no parameter."""
 
     def pick(node: fx.Node, legal: list[Strategy], layout: object) -> Strategy:
+        if node.name not in names:
+            return legal[0]
         return next((s for s in legal if s.outputs[0].split is not None and s.outputs[0].split.dim == 0), legal[0])
 
     return choose(program, {}, pick)
@@ -95,7 +123,7 @@ def by_rows(program: Program) -> Choice:
 @pytest.mark.parametrize("stages", [1, 2])
 def test_batch_norm_over_all_ranks_updates_its_statistics(stages: int, tmp_path: Path) -> None:
     model, graph, inputs = traced("resnet")
-    choice = by_rows(Program.of(graph, 2))
+    choice = by_rows(Program.of(graph, 2), {n.name for n in graph.primary.calls})
     cuts = random_cuts(rewrite(graph, choice, 2), stages, 0)
     check_split(model, graph, choice, 2, cuts, stages, tmp_path / "out", inputs)
     assert "batch_norm_of_split_batch(" in text_of(tmp_path / "out")
