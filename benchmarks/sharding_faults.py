@@ -136,7 +136,7 @@ FAULTS = [
     Fault(
         "changed memory is converted",
         "autopart/sharding/aliases.py",
-        "return (user, number) in self._edges and self.changed(self._operands[user][number])",
+        "return (user, number) in self._edges and bool(self.changes(self._operands[user][number]))",
         "return False",
     ),
     Fault(
