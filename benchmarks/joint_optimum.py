@@ -36,6 +36,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from autopart.cluster import Cluster
+from autopart.costs import Costs
 from autopart.degrees import plan_degrees
 from autopart.errors import InfeasibleError, UsageError
 from autopart.graph import Graph
@@ -47,7 +48,8 @@ from autopart.solver.lowering import RESERVE_SHARE
 from autopart.solver.pipeline import IN_FLIGHT
 from autopart.tracer import trace
 from autopart.workload import Workload
-from benchmarks.joint_oracle import Fixed, Optimum, Oracle, Pricing, item_keys, truth, value
+from benchmarks.joint_draft import Fixed, Pricing
+from benchmarks.joint_oracle import Optimum, Oracle, item_keys, truth, value
 from benchmarks.output import parser, show
 
 MICROBATCHES = 4
@@ -188,10 +190,12 @@ def row_of(case: Case, checks: int) -> dict[str, Any]:
         cluster = limited(cluster, int(case.memory * most / (1 - RESERVE_SHARE)))
     oracle = Oracle(graph, program, cluster, workload, pricing)
     check(oracle, checks)
-    plans = {granularity: planned(oracle, granularity) for granularity in ("auto", "operator")}
+    costs = profile(graph, cluster)
+    plans = {granularity: planned(oracle, costs, granularity) for granularity in ("auto", "operator")}
     blocks, operators = (inf if plan is None else plan.step_time_s for plan in plans.values())
-    several = min((staged(oracle, choice) for choice in candidates(oracle)), default=inf)
-    boundary = min((staged(oracle, choice) for choice in at_the_cut(oracle, plans["operator"])), default=inf)
+    several = min((staged(oracle, choice) for choice in candidates(oracle, costs)), default=inf)
+    near_cut = at_the_cut(oracle, costs, plans["operator"])
+    boundary = min((staged(oracle, choice) for choice in near_cut), default=inf)
     alone = replace(oracle, stages=1).optimum().fixed
     assert alone is not None
     repriced = staged(oracle, alone.choice)
@@ -222,9 +226,8 @@ def limited(cluster: Cluster, memory_bytes: int) -> Cluster:
     return replace(cluster, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in cluster.devices))
 
 
-def planned(oracle: Oracle, granularity: str) -> Plan | None:
+def planned(oracle: Oracle, costs: Costs, granularity: str) -> Plan | None:
     """What the planner returns; None where it says that nothing fits."""
-    costs = profile(oracle.graph, oracle.cluster)
     options = {"tensor": oracle.program.t, "stages": 2, "granularity": granularity}
     try:
         return plan_degrees(oracle.graph, costs, oracle.cluster, oracle.workload, **options).plan
@@ -232,15 +235,15 @@ def planned(oracle: Oracle, granularity: str) -> Plan | None:
         return None
 
 
-def candidates(oracle: Oracle) -> Iterator[Choice]:
+def candidates(oracle: Oracle, costs: Costs) -> Iterator[Choice]:
     """Layouts that a planner could try beside the fastest: cheap to find, and of different kinds."""
-    yield from chosen(oracle, tie=False)
-    yield from chosen(oracle, allow=rows_whole)
+    yield from chosen(oracle, costs, tie=False)
+    yield from chosen(oracle, costs, allow=rows_whole)
     for share in (0.9, 0.7, 0.6, 0.5, 0.4):
-        yield from chosen(oracle, memory_bytes=share * 2 * oracle.limit)
+        yield from chosen(oracle, costs, memory_bytes=share * 2 * oracle.limit)
 
 
-def at_the_cut(oracle: Oracle, plan: Plan | None) -> Iterator[Choice]:
+def at_the_cut(oracle: Oracle, costs: Costs, plan: Plan | None) -> Iterator[Choice]:
     """Layouts in which one value that crosses the plan's cut is made by another strategy."""
     stages = {} if plan is None else plan.assignment
     for node, strategies in oracle.program.strategies.items():
@@ -250,12 +253,11 @@ def at_the_cut(oracle: Oracle, plan: Plan | None) -> Iterator[Choice]:
                 def allow(other: fx.Node, tried: Strategy, node: fx.Node = node, key: Any = strategy.key) -> bool:
                     return other is not node or tried.key == key
 
-                yield from chosen(oracle, tie=False, allow=allow)
+                yield from chosen(oracle, costs, tie=False, allow=allow)
 
 
-def chosen(oracle: Oracle, **options: Any) -> Iterator[Choice]:
+def chosen(oracle: Oracle, costs: Costs, **options: Any) -> Iterator[Choice]:
     """The fastest layouts under a restriction, if there are any."""
-    costs = profile(oracle.graph, oracle.cluster)
     in_flight = IN_FLIGHT[oracle.workload.schedule](oracle.workload.microbatches, 1, 2)
     with suppress(InfeasibleError, UsageError):
         t = oracle.program.t
