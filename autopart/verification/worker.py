@@ -24,7 +24,8 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 def imported(package: str) -> Iterator[ModuleType]:
     """The package's `pipeline` module; it and what it imports from its folder are forgotten afterwards."""
     folder = Path(package).resolve()
-    shadowed = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in _own_names(folder)}
+    own = _own_names(folder)
+    shadowed = {n: m for n, m in sys.modules.items() if n.partition(".")[0] in own}
     for name in shadowed:
         del sys.modules[name]
     sys.path.insert(0, str(folder))
@@ -33,7 +34,7 @@ def imported(package: str) -> Iterator[ModuleType]:
         yield importlib.import_module("pipeline")
     finally:
         sys.path.remove(str(folder))
-        for name in [n for n in sys.modules if n.partition(".")[0] in _own_names(folder)]:
+        for name in [n for n in sys.modules if n.partition(".")[0] in own]:
             del sys.modules[name]
         sys.modules.update(shadowed)
 
