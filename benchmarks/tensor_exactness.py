@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torchvision
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -64,7 +63,7 @@ FAMILIES = {
     "mixtral": f"hf:mixtral?{_LLAMA}&num_attention_heads=4&intermediate_size=40&num_local_experts=4"
     "&_experts_implementation=batched_mm&batch=4&seq=8",
     "phi3": f"hf:phi3?{_LLAMA}&num_attention_heads=4&intermediate_size=50&pad_token_id=0&batch=4&seq=8",
-    "vit": "benchmarks.tensor_exactness:vit",
+    "vit": "benchmarks.small_models:vit",
     "swin": "timm:swin_tiny_patch4_window7_224?img_size=32&patch_size=2&window_size=4&embed_dim=16&depths=[2,2]"
     "&num_heads=[2,4]&num_classes=10&batch=4",
     "convnext": "timm:convnext_atto?depths=[1,1,1,1]&dims=[8,16,24,32]&num_classes=10&image=32&batch=4",
@@ -74,14 +73,6 @@ FAMILIES = {
     "lstm": "zoo:lstm?vocabulary=101&width=16&layers=2&batch=4&seq=6",
     "dlrm": "zoo:dlrm?tables=4&rows=50&width=8&bottom=16&top=16&batch=8",
 }
-
-
-def vit() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """A vision transformer on `nn.MultiheadAttention`; torchvision's builders do not take its sizes."""
-    model = torchvision.models.VisionTransformer(
-        image_size=32, patch_size=8, num_layers=2, num_heads=4, hidden_dim=32, mlp_dim=50, num_classes=10
-    )
-    return model, (torch.randn(4, 3, 32, 32),)
 
 
 class InDouble(TorchFunctionMode):
