@@ -11,11 +11,11 @@ import torch
 from autopart.codegen.modules import Holding
 from autopart.codegen.names import identifier, unique
 from autopart.codegen.placement import Placement, reaches_loss
-from autopart.codegen.program import Program, Value
+from autopart.codegen.program import SELECT, Program, Value
 from autopart.codegen.split_backward import may_split_backward
 from autopart.graph import Graph
 from autopart.plan import Plan
-from autopart.sharding import LocalGraph, Split
+from autopart.sharding import LocalGraph, Split, alike
 
 
 def name_values(program: Program, placement: Placement, hint: Mapping[Value, str]) -> dict[Value, str]:
@@ -63,7 +63,7 @@ def pipeline_file(
         for value in boundary:
             flows = value.requires_grad and value in reached
             shape = tuple(int(n) for n in value.tensor.shape)
-            how = ", scattered=True" if value.index is None and value.node.name in plan.per_stage[s].sliced else ""
+            how = ", scattered=True" if value.node.name in plan.per_stage[s].sliced and _is_alike(value) else ""
             what = f"{literal(names[value])}, {shape}, {value.tensor.dtype}, requires_grad={flows}{how}"
             out.append(f"        Value({what}),")
         out.append("    ),")
@@ -137,6 +137,13 @@ def pipeline_file(
     if "torch." not in text:
         text = text.replace("import torch\n\n", "", 1)
     return text
+
+
+def _is_alike(value: Value) -> bool:
+    """Whether tensor ranks hold a value alike, in both modes."""
+    if value.op is None or value.op.target == SELECT or value.index is not None:
+        return False
+    return alike(value.node) and (value.op.evaluation is None or alike(value.op.evaluation))
 
 
 def original_keys(graph: Graph) -> list[str]:

@@ -281,9 +281,9 @@ __all__ = [
     "local_size",
     "place",
     "reduce_scatter",
+    "shapes_only",
     "share",
     "share_gradient",
-    "shapes_only",
     "split",
     "use",
 ]

@@ -30,6 +30,8 @@ from autopart.sharding.program import Program, is_getitem, layout_of
 class LocalGraph(Graph):
     """The graph that each rank of a tensor-parallel group runs; a `Graph` like any other.
 
+    The `meta` of a node that holds a value has `layout`, what its ranks hold of it.
+
     State has local shapes (on `meta`); inputs are whole on every rank, and results too but for `output_splits`, in
     training. `inputs` and `outputs` speak of whole tensors.
 
@@ -196,7 +198,8 @@ class _Rewriter:
         if node.op in ("placeholder", "get_attr"):
             shape = local_shape(node.meta["val"].shape, self.held[node], self.program.t)
             value = self.values.empty(node.meta["val"], shape)
-            self.local[node] = self._add(node.op, node.target, (), {}, node.name, {**node.meta, "val": value})
+            meta = {**node.meta, "val": value, "layout": self.held[node]}
+            self.local[node] = self._add(node.op, node.target, (), {}, node.name, meta)
         elif node.op == "output":
             results = tuple(
                 self._read(node, number) if isinstance(value, fx.Node) else value
@@ -207,7 +210,7 @@ class _Rewriter:
             source, number = node.args
             assert isinstance(source, fx.Node)
             made = self.local[source]
-            meta = {**node.meta, "val": made.meta["val"][number]}
+            meta = {**node.meta, "val": made.meta["val"][number], "layout": self._layout(node)}
             self.local[node] = self._add(node.op, node.target, (made, number), {}, node.name, meta)
         else:
             self._operator(node)
@@ -228,11 +231,16 @@ class _Rewriter:
             if node.op == "call_function":
                 given, made = ([n.meta["val"] for n in nodes] for nodes in (operands, results))
                 meta["val"] = self.values.value(call, given, made, meta)
+            if last and isinstance(node.meta["val"], torch.Tensor):
+                meta["layout"] = self._layout(node)
             results.append(self._add(node.op, call.target, args, kwargs, name, meta))
         self._check(node, strategy, results[-1].meta["val"])
         if len(results) > 1:
             self.parts.append([result.name for result in results])
         self.local[node] = results[-1]
+
+    def _layout(self, node: fx.Node) -> Layout:
+        return layout_of(node, self.strategies, self.held)
 
     def _check(self, node: fx.Node, strategy: Strategy, value: Any) -> None:
         """Local results have the shapes that their layouts say: a rule that is wrong about a shape stops here."""
@@ -273,6 +281,7 @@ class _Rewriter:
         meta = {
             "val": self.values.value(call, [source.meta["val"]], (), {}),
             "requires_grad": tracked,
+            "layout": wanted.after,
             "nn_module_stack": dict(place.get("nn_module_stack") or {}),
             "stack_trace": place.get("stack_trace"),
             "grad_enabled": wanted.grad_enabled,

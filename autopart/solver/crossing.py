@@ -28,4 +28,4 @@ def sliced_s(link: Link, inside: Link, t: int, forward: Floats, backward: Floats
 
 
 def _messages(backward: Floats) -> Floats:
-    return 1.0 + (np.asarray(backward) > 0)
+    return 1.0 + (backward > 0).astype(np.float64)

@@ -129,8 +129,7 @@ def _transfers(
     """
     wholes = np.zeros((len(process) - 1, len(values)))
     slices = np.full_like(wholes, np.inf)
-    same = alike(graph) if isinstance(graph, LocalGraph) else frozenset[fx.Node]()
-    held = np.array([node in same for node in values], dtype=bool)
+    held = np.array([alike(node) for node in values], dtype=bool)
     for b, (source, target) in enumerate(pairwise(process)):
         if source == target:
             continue
