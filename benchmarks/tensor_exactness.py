@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import partial
@@ -27,7 +27,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from autopart.cluster import Cluster
 from autopart.codegen import emit
@@ -44,6 +43,7 @@ from autopart.tracer import trace
 from autopart.verification import verify
 from autopart.verification.report import KINDS
 from autopart.workload import Workload
+from benchmarks.double import InDouble
 from benchmarks.output import differences, parser, show
 from benchmarks.processes import Processes, swift_cluster
 
@@ -73,25 +73,6 @@ FAMILIES = {
     "lstm": "zoo:lstm?vocabulary=101&width=16&layers=2&batch=4&seq=6",
     "dlrm": "zoo:dlrm?tables=4&rows=50&width=8&bottom=16&top=16&batch=8",
 }
-
-
-class InDouble(TorchFunctionMode):
-    """Casts to float32, which libraries make around norms and losses, go to float64 instead.
-
-    Rounding to float32 amplifies a difference in the last bit of a float64 to one of 1e-7, and hides faults below that.
-    """
-
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        if func is torch.Tensor.float:
-            return torch.Tensor.double(*args)
-        options = {key: _raised(value) for key, value in (kwargs or {}).items()}
-        return func(*map(_raised, args), **options)
-
-
-def _raised(argument: Any) -> Any:
-    return torch.float64 if argument is torch.float32 else argument
 
 
 @dataclass(frozen=True)
