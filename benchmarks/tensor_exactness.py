@@ -51,6 +51,7 @@ MICROBATCHES = 2
 TOLERANCE = 1e-9
 MESHES = ("1x2", "1x4", "2x2")
 PARAMETER_NOISE = 0.05
+LABELLED, IGNORED = ("gpt2", "llama", "bert", "t5", "mixtral", "phi3"), 3
 
 _LLAMA = "hidden_size=48&num_hidden_layers=2&num_key_value_heads=2&vocab_size=101&max_position_embeddings=32"
 FAMILIES = {
@@ -87,7 +88,11 @@ class Captured:
 
 
 def captured(name: str) -> Captured:
-    """Build and trace a family. Every parameter is random: libraries start some at zero, which hides errors."""
+    """Build and trace a family.
+
+    Every parameter is random, for libraries start some at zero, which hides errors; some labels are ignored, more in
+    one row than in another.
+    """
     loaded = load(FAMILIES[name], meta=False)
     model = loaded.model.double()
     generator = torch.Generator().manual_seed(9)
@@ -96,6 +101,9 @@ def captured(name: str) -> Captured:
             noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
             parameter.add_(PARAMETER_NOISE * noise)
     args, kwargs = tuple(map(_double, loaded.args)), {key: _double(value) for key, value in loaded.kwargs.items()}
+    if name in LABELLED:
+        kwargs["labels"] = kwargs["labels"].clone()
+        kwargs["labels"][0, :IGNORED] = -100
     with InDouble():
         graph = trace(model, args, kwargs, microbatches=MICROBATCHES, check=False)
     return Captured(name, model, args, kwargs, graph)
