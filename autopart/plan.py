@@ -86,6 +86,7 @@ class Layouts:
         strategies: Call node of the whole graph -> the strategy it runs by.
         blocks: The same for people.
         time_s, lower_bound_s: Computing and collectives of one microbatch in the layout program, and its bound.
+        again: Nodes whose value backward keeps as shards where it was gathered, to gather it again: less memory, more time.
         padding_bytes: Parameters that exist only because a size does not divide, on each rank.
     """
 
@@ -96,6 +97,7 @@ class Layouts:
     time_s: float
     lower_bound_s: float
     padding_bytes: int
+    again: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

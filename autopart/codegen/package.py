@@ -97,7 +97,8 @@ def _local(graph: Graph, plan: Plan) -> Graph:
     if plan.layouts is None:
         return graph
     t = plan.strategy.tensor
-    return rewrite(graph, chosen(graph, t, plan.layouts.state, plan.layouts.strategies), t)
+    layouts = plan.layouts
+    return rewrite(graph, chosen(graph, t, layouts.state, layouts.strategies, layouts.again), t)
 
 
 @contextmanager

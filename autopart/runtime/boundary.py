@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from math import prod
 from typing import Any
 
@@ -24,6 +24,7 @@ from torch import nn
 
 from . import collectives
 from .errors import PackageError
+from .gathered_again import keeping_shards
 from .interface import Pipeline, Value
 from .shards import piece_size
 from .work import Work
@@ -112,6 +113,7 @@ class StageAdapter(nn.Module):
         self.received = () if self.is_first else pipeline.boundaries[index - 1]
         self.sent = () if self.is_last else pipeline.boundaries[index]
         self.loss = pipeline.loss
+        self.keeping = keeping_shards if pipeline.tensor > 1 else nullcontext
 
     def forward(self, *wires: torch.Tensor, microbatch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """One microbatch of training, as a schedule calls it.
@@ -149,7 +151,7 @@ class StageAdapter(nn.Module):
         """
         inputs = self.work.inputs[number]
         arguments = [received[name] if name in received else inputs[name].clone() for name in self.takes]
-        with seeded(self.work.seed, self.work.step, self.index, number, device=self.device):
+        with seeded(self.work.seed, self.work.step, self.index, number, device=self.device), self.keeping():
             results = self.module(*arguments)
         if len(results) != len(self.gives):
             raise PackageError(

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 
+from .gathered_again import remember
 from .shards import cut, join, local_size
 
 
@@ -218,11 +219,24 @@ def all_reduce(x: torch.Tensor, partial_gradient: bool = False) -> torch.Tensor:
 
 
 def all_gather(
-    x: torch.Tensor, dim: int, parts: Sequence[int] | None = None, partial_gradient: bool = False
+    x: torch.Tensor,
+    dim: int,
+    parts: Sequence[int] | None = None,
+    partial_gradient: bool = False,
+    again: bool = False,
 ) -> torch.Tensor:
-    """The whole value from its shards along `dim`; `parts` is None for one part that divides evenly."""
-    parts = _even(x, dim, parts, group().size)
-    return _convert(x, _gather(dim, parts), (_sum_own if partial_gradient else _own)(dim, parts))
+    """The whole value from its shards along `dim`; `parts` is None for one part that divides evenly.
+
+    Args:
+        again: Where backward needs the value, keep the shards and gather it again (see `gathered_again`).
+    """
+    ranks = group()
+    parts = _even(x, dim, parts, ranks.size)
+    gather = _gather(dim, parts)
+    whole = _convert(x, gather, (_sum_own if partial_gradient else _own)(dim, parts))
+    if again and whole.requires_grad:
+        remember(whole, x, lambda shard: gather(ranks, shard))
+    return whole
 
 
 def split(

@@ -24,12 +24,14 @@ class Choice:
     Attributes:
         state: State key -> layout; state that is not named is replicated.
         strategies: Name of a call node -> strategy.
+        again: Names of nodes whose shards, where they are gathered, are what backward keeps: it gathers them again.
         program: What it was chosen from, so that nobody need explore the graph again.
     """
 
     state: Mapping[str, Layout]
     strategies: Mapping[str, Strategy]
     program: Program | None = field(default=None, compare=False, repr=False)
+    again: frozenset[str] = frozenset()
 
 
 def of_nodes(program: Program, choice: Choice) -> tuple[dict[fx.Node, Strategy], dict[fx.Node, Layout]]:

@@ -159,6 +159,8 @@ def collectives_of(capture: Capture, t: int) -> list[Sent]:
                 _sent(backward, whole, t),
             )
         )
+        if node.kwargs.get("again", False):
+            found.append(Sent(node.name, None, "all_gather", 0, _sent("all_gather", whole, t)))
     return found
 
 

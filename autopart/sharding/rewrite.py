@@ -17,6 +17,7 @@ from torch import fx
 
 from autopart.errors import AutopartError
 from autopart.graph import Capture, Graph
+from autopart.runtime import collectives
 from autopart.sharding.choice import Choice, following, of_nodes
 from autopart.sharding.colocation import colocated_sets
 from autopart.sharding.conversions import conversion
@@ -116,7 +117,8 @@ def _evaluation(program: Program, choice: Choice) -> Choice:
     for key, layout in choice.state.items():
         if made.state.get(key, layout) != layout:
             raise AutopartError(f"the evaluation capture cannot hold state {key} as {layout}")
-    return made
+    again = {node.name for node, twin in program.twins.items() if twin.name in choice.again}
+    return replace(made, again=frozenset(again) | choice.again)
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ class _Rewriter:
     def __init__(self, program: Program, choice: Choice, values: LocalValues) -> None:
         self.program = program
         self.strategies, self.held = of_nodes(program, choice)
+        self.again = choice.again
         self.graph = fx.Graph()
         self.local: dict[fx.Node, fx.Node] = {}
         self.converted: dict[_Wanted, fx.Node] = {}
@@ -289,8 +292,10 @@ class _Rewriter:
             "checkpoint": wanted.checkpoint,
         }
         name = f"{wanted.source.name}_{call.target.__name__}"
-        args = (source, *call.args[1:])
-        self.converted[wanted] = self._add("call_function", call.target, args, call.kwargs, name, meta)
+        args, kwargs = (source, *call.args[1:]), dict(call.kwargs or {})
+        if call.target is collectives.all_gather and wanted.differentiable and wanted.source.name in self.again:
+            kwargs["again"] = True
+        self.converted[wanted] = self._add("call_function", call.target, args, kwargs, name, meta)
 
     def _add(self, op: str, target: Any, args: Any, kwargs: Any, name: str, meta: dict[str, Any]) -> fx.Node:
         node = self.graph.create_node(op, target, tuple(args), dict(kwargs), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TypeVar
 
 from autopart.errors import UsageError
@@ -27,13 +27,16 @@ def written(graph: Graph, choice: Choice) -> tuple[dict[str, str], dict[str, str
     return state, {name: str(strategy) for name, strategy in choice.strategies.items()}
 
 
-def chosen(graph: Graph, t: int, state: Mapping[str, str], strategies: Mapping[str, str]) -> Choice:
+def chosen(
+    graph: Graph, t: int, state: Mapping[str, str], strategies: Mapping[str, str], again: Collection[str] = ()
+) -> Choice:
     """The choice that `written` wrote.
 
     Args:
         t: Number of ranks.
         state: Name in the `state_dict` (`StateEntry.name`) -> layout; what is not named is replicated.
         strategies: Name of a call node of the primary capture (getitems are no such) -> strategy.
+        again: See `Choice.again`.
 
     Raises:
         UsageError: A text names nothing that this graph allows, or an operator has none.
@@ -55,7 +58,7 @@ def chosen(graph: Graph, t: int, state: Mapping[str, str], strategies: Mapping[s
     unknown = next((name for name in strategies if name not in taken), None)
     if unknown is not None:
         raise UsageError(f"the plan has layouts for {unknown}, which is no operator of the graph: {_REMEDY}")
-    return Choice(held, taken, program)
+    return Choice(held, taken, program, frozenset(again))
 
 
 def _found(options: Mapping[str, T], text: str, name: str) -> T:
