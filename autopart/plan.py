@@ -86,7 +86,7 @@ class Layouts:
         strategies: Call node of the whole graph -> the strategy it runs by.
         blocks: The same for people.
         time_s, lower_bound_s: Computing and collectives of one microbatch in the layout program, and its bound.
-        again: Nodes whose value backward keeps as shards where it was gathered, to gather it again: less memory, more time.
+        again: Nodes whose gathered value backward keeps as shards, to gather it again: less memory, more time.
         padding_bytes: Parameters that exist only because a size does not divide, on each rank.
     """
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.utils import logging
 
 import autopart
@@ -24,8 +24,8 @@ from benchmarks.output import parser, show
 logging.set_verbosity_error()
 
 
-def llama_3_8b() -> torch.nn.Module:
-    """Llama-3-8B by its published configuration, without weights."""
+def llama_3_8b(device: str = "meta") -> torch.nn.Module:
+    """Llama-3-8B by its published configuration; on `meta` without weights."""
     config = LlamaConfig(
         hidden_size=4096,
         intermediate_size=14336,
@@ -37,8 +37,8 @@ def llama_3_8b() -> torch.nn.Module:
         rope_theta=500000.0,
         use_cache=False,
     )
-    with torch.device("meta"):
-        return LlamaForCausalLM(config).to(torch.bfloat16)
+    with torch.device(device):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
 
 
 def code_lines(file: Path) -> int:
@@ -84,6 +84,8 @@ def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, An
             "decoder layer classes in the package": len(
                 [name for name in classes(sorted(package.glob("*.py"))) if "DecoderLayer" in name]
             ),
+            "stages x tensor ranks": f"{plan.strategy.stages} x {plan.strategy.tensor}",
+            "step by tensor ranks, s": {t: round(time_s, 3) for t, time_s in plan.degrees.items()},
             "granularity": plan.granularity,
             "status": plan.status,
             "predicted step, s": plan.step_time_s,

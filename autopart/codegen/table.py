@@ -127,7 +127,7 @@ def pipeline_file(
         "    ties=TIES,",
         "    names=NAMES,",
         "    initialization=INITIALIZATION,",
-        *([f"    tensor={tensor_degree(graph)},", "    shards=SHARDS,"] if tensor_degree(graph) > 1 else []),
+        *_tensor_ranks(graph),
         ")",
     ]
     text = "\n".join(out) + "\n"
@@ -137,6 +137,17 @@ def pipeline_file(
     if "torch." not in text:
         text = text.replace("import torch\n\n", "", 1)
     return text
+
+
+def _tensor_ranks(graph: Graph) -> list[str]:
+    """What a table says of the ranks that share out a stage's work."""
+    if tensor_degree(graph) == 1:
+        return []
+    dtypes = {node.meta["val"].dtype for node in graph.primary.calls if isinstance(node.meta["val"], torch.Tensor)}
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point] + [graph.dtype]
+    coarsest = max(floating, key=lambda dtype: torch.finfo(dtype).eps)
+    lines = [f"    tensor={tensor_degree(graph)},", "    shards=SHARDS,"]
+    return lines if coarsest == graph.dtype else [*lines, f"    coarsest={coarsest},"]
 
 
 def _is_alike(value: Value) -> bool:

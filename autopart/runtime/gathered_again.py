@@ -26,19 +26,10 @@ class Gathered:
     """
 
     def __init__(self, shard: torch.Tensor, gather: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        self._shard, self._gather = shard.detach(), gather
+        self.shard, self._gather = shard.detach(), gather
         self._version = shard._version
         self._whole: torch.Tensor | None = None
         self._awaited = 0
-
-    @property
-    def bytes(self) -> int:
-        """What is kept of it."""
-        return self._shard.untyped_storage().nbytes()
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self._shard.dtype
 
     def kept(self) -> None:
         """Note that backward will ask for the value once more."""
@@ -50,9 +41,9 @@ class Gathered:
         Raises:
             RuntimeError: The shard was changed in place since.
         """
-        if self._shard._version != self._version:
+        if self.shard._version != self._version:
             raise RuntimeError("a shard that backward gathers again was changed in place")
-        whole = self._gather(self._shard) if self._whole is None else self._whole
+        whole = self._gather(self.shard) if self._whole is None else self._whole
         self._awaited -= 1
         self._whole = whole if self._awaited > 0 else None
         return whole
@@ -75,7 +66,7 @@ def keeping_shards() -> Iterator[None]:
 def keep(tensor: torch.Tensor) -> Any:
     """What is kept of a tensor that backward needs: itself, or (of which value, shape, strides, offset)."""
     gathered = _alive.get(tensor.untyped_storage()._cdata)
-    if gathered is None or gathered.dtype != tensor.dtype:
+    if gathered is None or gathered.shard.dtype != tensor.dtype:
         return tensor
     gathered.kept()
     return gathered, tuple(tensor.shape), tensor.stride(), tensor.storage_offset()

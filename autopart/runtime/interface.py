@@ -125,6 +125,8 @@ class Pipeline:
         tensor: Tensor degree t: ranks that share out the work of one stage.
         shards: Key of the original `state_dict()` -> how the tensor ranks hold it, all names of a tied weight; keys
             without an entry are whole on every rank.
+        coarsest: The least exact dtype in which the split model computes (in autocast regions, say): sums of another
+            order differ by its rounding. None: `dtype`.
     """
 
     model: str
@@ -146,6 +148,7 @@ class Pipeline:
     initialization: Mapping[str, Any] = field(default_factory=dict)
     tensor: int = 1
     shards: Mapping[str, Shard] = field(default_factory=dict)
+    coarsest: torch.dtype | None = None
 
     @property
     def size(self) -> str:

@@ -129,6 +129,7 @@ def verify(
                 tensor=pipeline.tensor,
                 schedule=schedule,
                 dtype=pipeline.dtype,
+                tolerance=TOLERANCES[pipeline.coarsest or pipeline.dtype],
                 parameters=len(reference.weights),
                 steps=len(reference.steps),
                 notes=tuple(notes),
@@ -137,9 +138,8 @@ def verify(
 
 
 def _report(
-    comparisons: Mapping[str, Comparison], failures: list[str], *, dtype: torch.dtype, **fields: Any
+    comparisons: Mapping[str, Comparison], failures: list[str], *, dtype: torch.dtype, tolerance: float, **fields: Any
 ) -> VerifyReport:
-    tolerance = TOLERANCES[dtype]
     for comparison in comparisons.values():
         failures = failures + comparison.failures
     ran = {kind: c for kind, c in comparisons.items() if c.compared}

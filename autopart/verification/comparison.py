@@ -17,15 +17,18 @@ TOLERANCES: dict[torch.dtype, float] = {
     torch.bfloat16: 1e-1,
     torch.float16: 5e-2,
 }
+# Two orders of the same additions differ by a few roundings of the largest number among them, whatever is left of it.
+ROUNDINGS = 4
 
 
 @dataclass
 class Comparison:
     """One kind of tensors ("gradient", "weight_after_steps", ...) of the package against those of the model.
 
-    The relative error of a tensor is max |a - b| / max(max |b|, floor), b being the model's. The floor is sqrt(eps)
-    times the largest |b| of the same kind: some tensors are zero but for rounding (the gradient of a key's bias in
-    attention), and only their size against the others means something.
+    The relative error of a tensor is max |a - b| / max(max |b|, floor), b being the model's. Some tensors are zero but
+    for rounding (the gradient of a key's bias in attention, of a bias before batch norm), and only their size against
+    the others means something: the floor is sqrt(eps) times the largest |b| of the same kind, and at least so large
+    that `ROUNDINGS` roundings of that are within the tolerance.
 
     Attributes:
         worst: The largest relative error; inf where something is missing, NaN, or of another shape.
@@ -40,12 +43,17 @@ class Comparison:
     compared: int = 0
     failures: list[str] = field(default_factory=list)
 
-    def add(self, actual: Tensors, expected: Tensors) -> None:
-        """Compare two sets of tensors by name; both must have the same names."""
+    def add(self, actual: Tensors, expected: Tensors, least_scale: float = 0.0) -> None:
+        """Compare two sets of tensors by name; both must have the same names.
+
+        Args:
+            least_scale: Size of what the tensors were computed from, where all of them may be zero but for rounding.
+        """
         for name in [*(n for n in expected if n not in actual), *(n for n in actual if n not in expected)]:
             side = "package" if name in expected else "model"
             self.fail(name, f"the {side} has no {self.kind} {name}")
         scale = max((_largest(b) for b in expected.values() if b is not None and b.is_floating_point()), default=0.0)
+        scale = max(scale, least_scale)
         for name, b in expected.items():
             if name in actual:
                 self._one(name, actual[name], b, scale)
@@ -63,7 +71,7 @@ class Comparison:
             return
         if not b.numel():
             return
-        floor = math.sqrt(torch.finfo(b.dtype).eps) * scale if b.is_floating_point() else 0.0
+        floor = _floor(b.dtype) * scale if b.is_floating_point() else 0.0
         a, b = _wide(a), _wide(b)
         infinite = torch.isinf(b)
         if torch.isnan(a).any() or torch.isnan(b).any():
@@ -83,6 +91,11 @@ class Comparison:
         """A tensor that cannot be equal, and why."""
         self.worst, self.worst_name = math.inf, name
         self.failures.append(sentence)
+
+
+def _floor(dtype: torch.dtype) -> float:
+    eps = torch.finfo(dtype).eps
+    return max(math.sqrt(eps), ROUNDINGS * eps / TOLERANCES[dtype] if dtype in TOLERANCES else 0.0)
 
 
 def _largest(tensor: torch.Tensor) -> float:

@@ -48,7 +48,8 @@ def compare_all(
         ran = [{"tensor_rank": r["tensor_rank"], **r["steps"][number]} for r in results]
         label = f"step {number}"
         gradients = list(_state(pipeline, names, ran, "gradients"))
-        _compare(comparisons["gradient"], label, gradients, step.gradients)
+        loss = max(float(loss.abs()) for loss in step.losses)
+        _compare(comparisons["gradient"], label, gradients, step.gradients, loss)
         buffers = list(_state(pipeline, names, ran, "buffers"))
         held = {buffer.name for buffer in buffers}
         # Buffers outside of the state_dict that nothing reads are not in a package; its constants are no buffers.
@@ -71,7 +72,11 @@ def compare_all(
 
 
 def _compare(
-    comparison: Comparison, label: str, tensors: Iterable[Held], expected: Mapping[str, torch.Tensor | None]
+    comparison: Comparison,
+    label: str,
+    tensors: Iterable[Held],
+    expected: Mapping[str, torch.Tensor | None],
+    least_scale: float = 0.0,
 ) -> None:
     """Compare what the package holds with the original of that name; no name may be left out."""
     actual: dict[str, torch.Tensor | None] = {}
@@ -88,7 +93,7 @@ def _compare(
             key = f"{held.name}{held.where}{rank}, {label}"
             comparison.fail(key, f"{comparison.kind} {key} is not zero where it is padded")
     wanted |= {f"{name}, {label}": expected[name] for name in expected if name not in seen}
-    comparison.add(actual, wanted)
+    comparison.add(actual, wanted, least_scale)
 
 
 def _together(held: Held) -> list[tuple[str, torch.Tensor | None]]:

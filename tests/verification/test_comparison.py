@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from autopart.verification.comparison import Comparison
+from autopart.verification.comparison import TOLERANCES, Comparison
 from autopart.verification.fixed_randomness import FixedRandomness
 from autopart.verification.report import VerifyReport
 
@@ -70,7 +70,7 @@ def test_what_is_zero_but_for_rounding_is_measured_against_the_others() -> None:
     comparison.add({"bias": ONES * 1e-18, "w": ONES}, {"bias": ONES * -2e-18, "w": ONES})
     assert comparison.worst < 1e-9
     comparison.add({"bias": ONES * 1e-12, "w": ONES}, {"bias": ONES * 2e-12, "w": ONES})
-    assert comparison.worst > 1e-5
+    assert comparison.worst > 100 * TOLERANCES[torch.float64]
 
 
 def test_a_report_with_an_infinite_error_is_still_json() -> None:
@@ -186,3 +186,21 @@ def test_draws_that_nobody_fixes_are_named() -> None:
     with FixedRandomness() as fixed:
         torch.nn.functional.fractional_max_pool2d(x, 2, output_ratio=(0.5, 0.5))
     assert fixed.notes() == ["fractional_max_pool2d drew random numbers, which differ between the two"]
+
+
+def test_a_few_roundings_of_the_largest_gradient_are_no_difference_and_more_are() -> None:
+    eps = torch.finfo(torch.float64).eps
+    large = torch.ones(4, dtype=torch.float64)
+    nothing = torch.full((4,), 1e-20, dtype=torch.float64)
+    for roundings, equal in ((2, True), (10, False)):
+        comparison = Comparison("gradient")
+        comparison.add({"w": large, "b": nothing + roundings * eps}, {"w": large, "b": nothing})
+        assert (comparison.worst <= TOLERANCES[torch.float64]) == equal
+
+
+def test_gradients_that_are_all_nothing_are_held_against_the_loss() -> None:
+    tiny, other = torch.tensor([1e-17], dtype=torch.float64), torch.tensor([-2e-17], dtype=torch.float64)
+    alone, beside_loss = Comparison("gradient"), Comparison("gradient")
+    alone.add({"w": tiny}, {"w": other})
+    beside_loss.add({"w": tiny}, {"w": other}, least_scale=1.0)
+    assert alone.worst > 1 and beside_loss.worst <= TOLERANCES[torch.float64]
