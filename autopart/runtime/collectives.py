@@ -30,6 +30,9 @@ import torch.distributed as dist
 from .gathered_again import remember
 from .shards import cut, join, local_size
 
+# torch 2.14 renamed it, and warns at every call of the old name.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 class Ranks(Protocol):
     """The ranks that hold one model together, seen from one of them."""
@@ -86,7 +89,7 @@ class ProcessRanks:
 
     def reduce_scatter(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
         result = pieces[0].new_empty(pieces[0].numel())
-        dist.reduce_scatter_tensor(result, torch.cat([p.reshape(-1) for p in pieces]), group=self._group)
+        _reduce_scatter(result, torch.cat([p.reshape(-1) for p in pieces]), group=self._group)
         return result.view(pieces[0].shape)
 
     def all_to_all(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
