@@ -288,7 +288,7 @@ class _Rewriter:
             "nn_module_stack": dict(place.get("nn_module_stack") or {}),
             "stack_trace": place.get("stack_trace"),
             "grad_enabled": wanted.grad_enabled,
-            "autocast": (),
+            "autocast": place.get("autocast", ()),
             "checkpoint": wanted.checkpoint,
         }
         name = f"{wanted.source.name}_{call.target.__name__}"
