@@ -1,197 +1,139 @@
 """How many faults of the tensor splits do the tests catch? `python -m benchmarks.sharding_faults [WORD...]`
 
-Each fault is an edit of one line of a copy of the source. The tests run against the copy, the fast ones first, until
-one fails: then the fault is caught. Prints a table, writes JSON; exit status 1 when a fault goes through, or when an
-edit no longer finds its line. Words choose the faults whose name holds one of them.
+Each fault of `sharding_fault_table` is an edit of one line of a copy of the source. The tests that should notice it run
+against the copy; the fault is caught when one fails. Before, the same tests pass on the copy as it is. Prints a table,
+writes JSON; exit status 1 when a fault goes through. Words choose the faults whose name holds one of them.
 """
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from importlib.util import cache_from_source
 from pathlib import Path
+from queue import SimpleQueue
+
+from benchmarks.sharding_fault_table import FAULTS, Fault, Tests
 
 ROOT = Path(__file__).parents[1]
-SUITES = (
-    ["tests/sharding/test_conversions.py"],
-    ["tests/sharding/test_rules.py"],
-    ["tests/sharding/test_split_hazards.py"],
-    ["tests/sharding/test_classics.py"],
-    ["tests/sharding/test_models.py", "-k", "recommender or resnet or llama"],
-)
+COPIES = os.cpu_count() or 1
+FAILED = 1  # exit status of pytest
+# What all tests import, and what takes most of the time of most of them: processes are forked with it.
+LIBRARIES = ["pytest", "torch", "torch.distributed.pipelining", "transformers.integrations.moe"]
 
 
-@dataclass(frozen=True)
-class Fault:
-    name: str
-    file: str
-    line: str
-    instead: str
+class Copies:
+    """Copies of the source, one for each core, all made at once: what others edit meanwhile does not matter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._free: SimpleQueue[Path] = SimpleQueue()
+        for number in range(COPIES):
+            copy = folder / str(number)
+            for part in ("autopart", "tests", "benchmarks"):
+                shutil.copytree(ROOT / part, copy / part, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
+            shutil.copy(ROOT / "pyproject.toml", copy)
+            self._free.put(copy)
+
+    def failed(self, tests: Tests, fault: Fault | None = None) -> str | None:
+        """The first of the tests that fails, with the fault; None when all pass.
+
+        Raises:
+            LookupError: The line to edit is not there.
+            RuntimeError: The tests did not run.
+        """
+        copy = self._free.get()
+        path = copy / fault.file if fault is not None else None
+        before = path.read_text() if path is not None else ""
+        try:
+            if path is not None and fault is not None:
+                if fault.line not in before:
+                    raise LookupError(f"{fault.name}: {fault.file} no longer holds {fault.line!r}")
+                _write(path, before.replace(fault.line, fault.instead, 1))
+            return _run(copy, tests)
+        finally:
+            if path is not None:
+                _write(path, before)
+            self._free.put(copy)
 
 
-_RUNTIME, _RULES = "autopart/runtime/", "autopart/sharding/rules/"
-_COLLECTIVES, _OPERATORS = f"{_RUNTIME}collectives.py", f"{_RUNTIME}split_operators.py"
-FAULTS = [
-    Fault("copy_to without its all-reduce", _COLLECTIVES, "_convert(x, _same, _sum)", "_convert(x, _same, _same)"),
-    Fault("all_reduce ignores partial gradients", _COLLECTIVES, "_sum if partial_gradient else _same", "_same"),
-    Fault(
-        "all_gather ignores partial gradients",
-        _COLLECTIVES,
-        "(_sum_own if partial_gradient else _own)(dim, parts)",
-        "_own(dim, parts)",
-    ),
-    Fault(
-        "split gives gradients of the own shard alone",
-        _COLLECTIVES,
-        "(_between_zeros if partial_gradient else _gather)(dim, parts)",
-        "_between_zeros(dim, parts)",
-    ),
-    Fault("share divides the gradient too", _COLLECTIVES, "_divide if partial_gradient else _same", "_divide"),
-    Fault("share_gradient does not divide", _COLLECTIVES, "_convert(x, _same, _divide)", "_convert(x, _same, _same)"),
-    Fault(
-        "reduce_scatter without a gradient",
-        _COLLECTIVES,
-        "_convert(x, _sum_own(dim, parts), _gather(dim, parts))",
-        "_convert(x, _sum_own(dim, parts), _between_zeros(dim, parts))",
-    ),
-    Fault("parts in the wrong order", f"{_RUNTIME}shards.py", "pieces.append(piece)", "pieces.insert(0, piece)"),
-    Fault("padding is not zero", f"{_RUNTIME}shards.py", "piece.new_zeros(shape)", "piece.new_ones(shape)"),
-    Fault("one random stream for all shards", _OPERATORS, "* ranks.size + ranks.rank", "* ranks.size"),
-    Fault("padding_idx ignored", _OPERATORS, "found = torch.where(gives_gradient, found, found.detach())", "pass"),
-    Fault(
-        "mean over local rows in the loss",
-        _OPERATORS,
-        "count = group().all_reduce((target != ignore_index).sum())",
-        "count = group().size * (target != ignore_index).sum()",
-    ),
-    Fault(
-        "softmax without its maximum",
-        _OPERATORS,
-        ".unsqueeze(1)\n        exponents",
-        ".unsqueeze(1) * 0\n        exponents",
-    ),
-    Fault("ignored rows have gradients", _OPERATORS, "(gradient * valid).unsqueeze(1)", "(gradient * 1).unsqueeze(1)"),
-    Fault("padded classes count", _OPERATORS, "logits = logits.masked_fill(padding, -torch.inf)", "pass"),
-    Fault(
-        "batch norm: mean without its gradient",
-        _OPERATORS,
-        "all_reduce(x.sum(dims), partial_gradient=True)",
-        "all_reduce(x.sum(dims))",
-    ),
-    Fault("batch norm: biased running variance", _OPERATORS, "(count / (count - 1))", "1"),
-    Fault("batch norm: count of one rank", _OPERATORS, "count = group().size * x.numel()", "count = x.numel()"),
-    Fault("mean not divided", f"{_RULES}reductions.py", "if mean and label in sums:", "if mean and label in ():"),
-    Fault(
-        "bias added by every rank", f"{_RULES}labels.py", "inputs.append(P if number", "inputs.append(R_STAR if number"
-    ),
-    Fault(
-        "unsplit operands have whole gradients",
-        f"{_RULES}labels.py",
-        "outputs[0] == P else R_STAR)",
-        "outputs[0] == P else R)",
-    ),
-    Fault("queries cut under is_causal", f"{_RULES}attention.py", 'None if a["is_causal"] else "queries"', '"queries"'),
-    Fault(
-        "mask cut by heads alone",
-        f"{_RULES}attention.py",
-        "(*batch(shape[:-2]), rows if shape[-2] != 1 else None, None)",
-        "(*batch(shape[:-2]), None, None)",
-    ),
-    Fault("softmax dimension cut", f"{_RULES}labels.py", "None if d in barred else", "None if d in () else"),
-    Fault(
-        "adding a number keeps zeros",
-        f"{_RULES}pointwise.py",
-        "return len(op.inputs) == 2\n    return op",
-        "return True\n    return op",
-    ),
-    Fault("groups not divided", f"{_RULES}algebra.py", "op.call(groups=groups // op.t)", "op.call(groups=groups)"),
-    Fault("shards of size one squeezed", f"{_RULES}views.py", "if shape[d] == 1]))", "]))"),
-    Fault(
-        "integers are summed as summands",
-        f"{_RULES}labels.py",
-        "if not all(v.is_floating_point() for v in tensors):",
-        "if False:",
-    ),
-    Fault(
-        "view forgets what a dimension holds",
-        f"{_RULES}views.py",
-        "blocks % prefix == 0 and size % ((blocks // prefix) * t) == 0",
-        "blocks % prefix == 0 and size % t == 0",
-    ),
-    Fault(
-        "slices keep their whole bounds", f"{_RULES}views.py", "end=local_size(source.parts[:last], op.t)", "end=end"
-    ),
-    Fault(
-        "conversions survive changes in place",
-        "autopart/sharding/rewrite.py",
-        "                aliases.version(source, user),\n",
-        "                0,\n",
-    ),
-    Fault(
-        "changed memory is converted",
-        "autopart/sharding/aliases.py",
-        "return (user, number) in self._edges and bool(self.changes(self._operands[user][number]))",
-        "return False",
-    ),
-    Fault(
-        "another rank's experts look up rows",
-        _OPERATORS,
-        "torch.where(mine, table[local.clamp(0, rows - 1)], zero)",
-        "table[local.clamp(0, rows - 1)] + 0 * zero",
-    ),
-    Fault("grouped rows not brought back", _OPERATORS, "found[(rows - before) % x.shape[0]]", "found"),
-    Fault("nothing is ever split", f"{_RULES}labels.py", "label is None or (len", "True or (len"),
-]
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    # An edit within a second that keeps the size would be taken for what was compiled before.
+    Path(cache_from_source(str(path))).unlink(missing_ok=True)
 
 
-def caught_by(fault: Fault, folder: Path) -> str | None:
-    """The first test that fails on a copy of the source with the fault; None when all pass.
+def _run(folder: Path, tests: Tests) -> str | None:
+    log = folder / "log"
+    process = multiprocessing.get_context("forkserver").Process(target=_test, args=(folder, log, tests))
+    process.start()
+    process.join()
+    printed = log.read_text()
+    if process.exitcode not in (0, FAILED):
+        raise RuntimeError(f"{' -k '.join(tests)} did not run:\n{printed[-3000:]}")
+    failed = [line for line in printed.splitlines() if line.startswith(("FAILED tests", "ERROR tests"))]
+    return failed[0].split(" ", 1)[1] if process.exitcode else None
 
-    Raises:
-        LookupError: The line to edit is not there exactly once.
-    """
-    for part in ("autopart", "tests", "benchmarks"):
-        shutil.copytree(ROOT / part, folder / part, ignore=shutil.ignore_patterns("__pycache__", "*.json"))
-    shutil.copy(ROOT / "pyproject.toml", folder)
-    path = folder / fault.file
-    text = path.read_text()
-    if text.count(fault.line) < 1:
-        raise LookupError(f"{fault.file} no longer holds {fault.line!r}")
-    path.write_text(text.replace(fault.line, fault.instead, 1))
-    environment = {**os.environ, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
-    for suite in SUITES:
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "--no-header", "-p", "no:cacheprovider", *suite]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-        if done.returncode:
-            failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-            return failed[0].split(" ", 1)[1][:110] if failed else suite[0]
-    return None
+
+def _test(folder: Path, log: Path, tests: Tests) -> None:
+    """Run tests on a copy, in a process that has imported nothing of the source."""
+    import pytest
+
+    os.chdir(folder)
+    os.environ["PYTHONPATH"] = str(folder)
+    sys.path[:] = [str(folder), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("autopart", "benchmarks", "tests")]:
+        del sys.modules[name]
+    with log.open("w") as printed:
+        os.dup2(printed.fileno(), 1)
+        os.dup2(printed.fileno(), 2)
+    sys.exit(int(pytest.main(["-x", "-q", "--no-header", "-p", "no:cacheprovider", tests[0], "-k", tests[1]])))
+
+
+def unbroken(copies: Copies, faults: Sequence[Fault], workers: ThreadPoolExecutor) -> list[str]:
+    """Tests that fail without a fault: what they say of faults is worth nothing."""
+    words: dict[str, list[str]] = {}
+    for file, word in dict.fromkeys(fault.tests for fault in faults):
+        words.setdefault(file, []).append(f"({word})" if word else "")
+    unions = [(file, " or ".join(found) if all(found) else "") for file, found in words.items()]
+    return [failed for failed in workers.map(copies.failed, unions) if failed is not None]
 
 
 def main(words: list[str]) -> int:
-    rows = []
-    for fault in FAULTS:
-        if words and not any(word in fault.name for word in words):
-            continue
+    faults = [fault for fault in FAULTS if not words or any(word in fault.name for word in words)]
+
+    def caught(fault: Fault) -> dict[str, object]:
         start = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            test = caught_by(fault, Path(folder))
-        rows.append({**asdict(fault), "caught_by": test, "seconds": round(time.monotonic() - start, 1)})
+        test = copies.failed(fault.tests, fault)
+        seconds = round(time.monotonic() - start, 1)
         print(
-            f"{fault.name:45} {'caught' if test else 'NOT CAUGHT':10} {rows[-1]['seconds']:6.1f} s  {test or ''}",
+            f"{fault.name:50} {'caught' if test else 'NOT CAUGHT':10} {seconds:6.1f} s  {(test or '')[:110]}",
             flush=True,
         )
-    caught = sum(row["caught_by"] is not None for row in rows)
-    print(f"{caught} of {len(rows)} faults caught")
+        return {**asdict(fault), "caught_by": test, "seconds": seconds}
+
+    start = time.monotonic()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    multiprocessing.get_context("forkserver").set_forkserver_preload(LIBRARIES)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(COPIES) as workers:
+        copies = Copies(Path(folder))
+        broken = unbroken(copies, faults, workers)
+        if broken:
+            print("fails without a fault: " + "\n".join(broken))
+            return 1
+        rows = list(workers.map(caught, faults))
+    count = sum(row["caught_by"] is not None for row in rows)
+    print(f"{count} of {len(rows)} faults caught, {time.monotonic() - start:.0f} s on {COPIES} cores")
     (ROOT / "out").mkdir(exist_ok=True)
     (ROOT / "out" / "sharding_faults.json").write_text(json.dumps(rows, indent=1) + "\n")
-    return 0 if caught == len(rows) else 1
+    return 0 if count == len(rows) else 1
 
 
 if __name__ == "__main__":
