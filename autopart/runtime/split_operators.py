@@ -31,6 +31,11 @@ def rank_stream(device: torch.device) -> Iterator[None]:
         yield
 
 
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    """In single precision where it is in half: torch's own operators sum so inside."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
 def dropout(x: torch.Tensor, p: float, training: bool) -> torch.Tensor:
     """Dropout of a shard: every rank draws its own mask."""
     if not training:
@@ -84,6 +89,7 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         ranks = group()
         width = logits.shape[1]
         first = ranks.rank * width
+        dtype, logits = logits.dtype, _wide(logits)
         padding = torch.arange(first, first + width, device=logits.device) >= classes
         logits = logits.masked_fill(padding, -torch.inf)
         shifted = logits - ranks.all_reduce(logits.amax(1), maximum=True).unsqueeze(1)
@@ -95,14 +101,14 @@ class _VocabularyCrossEntropy(torch.autograd.Function):
         local = torch.where(mine, local, 0)
         chosen = torch.where(mine, shifted.gather(1, local.unsqueeze(1)).squeeze(1), 0)
         losses = torch.where(valid, total.log() - ranks.all_reduce(chosen), 0)
-        ctx.save_for_backward(exponents / total.unsqueeze(1), local, mine, valid)
+        ctx.save_for_backward((exponents / total.unsqueeze(1)).to(dtype), local, mine, valid)
         return losses
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         probabilities, local, mine, valid = ctx.saved_tensors
         result = probabilities.scatter_add(1, local.unsqueeze(1), -mine.unsqueeze(1).to(probabilities.dtype))
-        return result * (gradient * valid).unsqueeze(1), None, None, None
+        return (result * (gradient * valid).unsqueeze(1)).to(result.dtype), None, None, None
 
 
 def vocabulary_cross_entropy(
@@ -117,9 +123,9 @@ def vocabulary_cross_entropy(
         reduction: 0 none, 1 mean over rows that are not ignored, 2 sum (as in ATen).
     """
     losses = _VocabularyCrossEntropy.apply(logits, target, classes, ignore_index)
-    if reduction == 0:
-        return losses
-    return losses.sum() / (target != ignore_index).sum() if reduction == 1 else losses.sum()
+    if reduction > 0:
+        losses = losses.sum() / (target != ignore_index).sum() if reduction == 1 else losses.sum()
+    return losses.to(logits.dtype)
 
 
 def cross_entropy_of_rows(logits: torch.Tensor, target: torch.Tensor, ignore_index: int = -100) -> torch.Tensor:
@@ -128,7 +134,8 @@ def cross_entropy_of_rows(logits: torch.Tensor, target: torch.Tensor, ignore_ind
     The mean is over the rows of all ranks that are not ignored; a rank may have none.
     """
     count = group().all_reduce((target != ignore_index).sum())
-    return F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="sum") / count
+    losses = F.cross_entropy(logits, target, ignore_index=ignore_index, reduction="none")
+    return (_wide(losses).sum() / count).to(logits.dtype)
 
 
 def batch_norm_of_split_batch(
@@ -144,6 +151,7 @@ def batch_norm_of_split_batch(
     """Batch norm; in training with the statistics of all ranks' equally many elements."""
     if not training:
         return F.batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    dtype, x = x.dtype, _wide(x)
     dims = [d for d in range(x.dim()) if d != 1]
     shape = [1, -1] + [1] * (x.dim() - 2)
     count = group().size * x.numel() // x.shape[1]
@@ -158,18 +166,19 @@ def batch_norm_of_split_batch(
     result = centered * (variance + eps).rsqrt().view(shape)
     if weight is not None:
         result = result * weight.view(shape)
-    return result if bias is None else result + bias.view(shape)
+    return (result if bias is None else result + bias.view(shape)).to(dtype)
 
 
-def own_rows(table: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
+def own_rows(table: torch.Tensor, indices: torch.Tensor, whole_rows: int) -> torch.Tensor:
     """`table[indices]` of a table whose rows are cut among the ranks: zeros where another rank has the row.
 
     Args:
         table: This rank's rows, [rows of a rank, ...].
-        indices: Indices into the whole table, [n].
+        indices: Into the whole table, [n]; negative ones count from its end.
+        whole_rows: Of the whole table.
     """
     rows = table.shape[0]
-    local = indices - group().rank * rows
+    local = torch.where(indices < 0, indices + whole_rows, indices) - group().rank * rows
     mine = ((local >= 0) & (local < rows)).view(-1, *[1] * (table.dim() - 1))
     zero = torch.zeros((), dtype=table.dtype, device=table.device)
     return torch.where(mine, table[local.clamp(0, rows - 1)], zero)

@@ -16,7 +16,7 @@ import torch
 from torch import fx
 
 from autopart.errors import AutopartError
-from autopart.graph import Capture, Graph
+from autopart.graph import Capture, Graph, OpaqueCall
 from autopart.runtime import collectives
 from autopart.sharding.choice import Choice, following, of_nodes
 from autopart.sharding.colocation import colocated_sets
@@ -68,12 +68,15 @@ def rewrite(graph: Graph, choice: Choice, t: int) -> LocalGraph:
             name = graph.state[str(node.target)].name
             raise AutopartError(f"{name} cannot be held as {choice.state[str(node.target)]}")
     values = LocalValues(program.capture.graph, t)
-    primary = _Rewriter(program, choice, values).run()
+    primary = _Rewriter(program, choice, values, graph.opaque).run()
     if graph.training is None:
         captures = {"training": None, "evaluation": primary}
     else:
         other = Program.of(graph, t, evaluation=True, rules=program.rules)
-        captures = {"training": primary, "evaluation": _Rewriter(other, _evaluation(other, choice), values).run()}
+        captures = {
+            "training": primary,
+            "evaluation": _Rewriter(other, _evaluation(other, choice), values, graph.opaque).run(),
+        }
     splits = {key: choice.state.get(key, R).split for key in graph.state}
     state = {
         key: replace(entry, tensor=_local_state(entry.tensor, choice.state.get(key, R), t))
@@ -137,10 +140,11 @@ class _Wanted:
 class _Rewriter:
     """One walk over the whole graph that builds the local one."""
 
-    def __init__(self, program: Program, choice: Choice, values: LocalValues) -> None:
+    def __init__(self, program: Program, choice: Choice, values: LocalValues, opaque: Mapping[str, OpaqueCall]) -> None:
         self.program = program
         self.strategies, self.held = of_nodes(program, choice)
         self.again = choice.again
+        self.opaque = opaque
         self.graph = fx.Graph()
         self.local: dict[fx.Node, fx.Node] = {}
         self.converted: dict[_Wanted, fx.Node] = {}
@@ -267,10 +271,18 @@ class _Rewriter:
             return self.local[sources[number]]  # type: ignore[index]
         if wanted not in self.converted:
             readers = [reader for reader in self.readers[wanted] if reader.op != "output"]
-            stacks = [reader.meta.get("nn_module_stack") or {} for reader in readers] or [{}]
+            stacks = [self._callers(reader) for reader in readers] or [{}]
             first = user if user.op != "output" else wanted.source
             self._convert(wanted, {**first.meta, "nn_module_stack": _common(stacks)})
         return self.converted[wanted]
+
+    def _callers(self, reader: fx.Node) -> dict[str, Any]:
+        """The module calls in which a value is made ready for its reader: outside of a module that is kept whole."""
+        stack = dict(reader.meta.get("nn_module_stack") or {})
+        if reader.op != "call_module" or self.opaque[str(reader.target)].kind != "module":
+            return stack
+        whole = self.opaque[str(reader.target)].path
+        return {key: call for key, call in stack.items() if not call[0] or whole.startswith(f"{call[0]}.")}
 
     def _convert(self, wanted: _Wanted, place: Mapping[str, Any]) -> None:
         source = self.local[wanted.source]

@@ -14,10 +14,11 @@ from emitted import random_cuts
 from pool import Pool
 from split_packages import check_split, emit_split
 from torch import fx, nn
+from undecided_model import AroundUndecided
 
 from autopart.graph import Graph
 from autopart.runtime.split_operators import grouped_mm
-from autopart.sharding import Choice, Program, S, Strategy, choose, random_choice, rewrite
+from autopart.sharding import Choice, Program, S, Split, Strategy, choose, random_choice, rewrite
 from autopart.tracer import trace
 from autopart.verification import verify
 from tests.sharding.models import build
@@ -184,3 +185,19 @@ def test_a_result_of_an_early_stage_may_stay_in_shards(tmp_path: Path) -> None:
             break
     assert graph.outputs[-1].path == "encoder_last_hidden_state" and local.output_splits[-1] is not None
     check_split(model, graph, local.choice, 2, random_cuts(local, 3, 0), 3, tmp_path / "out", inputs)
+
+
+def test_shards_are_gathered_in_front_of_a_module_that_is_kept_whole(pool: Pool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, x = AroundUndecided().double(), torch.randn(4, 8, dtype=torch.float64)
+    graph = trace(model, (x,), check=False)
+    assert graph.opaque
+
+    def pick(node: fx.Node, legal: list[Strategy], layout: object) -> Strategy:
+        return next((s for s in legal if s.outputs[0].split == Split(1, (12,))), legal[0])
+
+    choice = choose(Program.of(graph, 2), {}, pick)
+    assert choice.strategies["linear"].outputs[0].split is not None
+    emit_split(graph, choice, 2, {n.name: 0 for n in rewrite(graph, choice, 2).primary.calls}, 1, tmp_path / "out")
+    assert text_of(tmp_path / "out").count("self.whole(") == 1
+    assert verify(tmp_path / "out", model, (x,), launch=in_pool(pool), steps=2).passed

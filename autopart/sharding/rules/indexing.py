@@ -46,7 +46,7 @@ def index(op: Operation) -> Names:
 
 
 def _own_rows(op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Call, ...]:
-    return (Call(split_operators.own_rows, (Operand(0), Operand(1))),)
+    return (Call(split_operators.own_rows, (Operand(0), Operand(1), op.inputs[0].shape[0])),)
 
 
 def gather(op: Operation) -> Names:
