@@ -66,3 +66,18 @@ class Costs:
     saved: tuple[SavedTensor, ...]
     source: str
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StrategyCost:
+    """What one operator costs a rank under one strategy, for one microbatch, forward and backward.
+
+    Attributes:
+        compute_s: Kernels.
+        exchange_s: What its local calls exchange inside.
+        exchange_bytes: What the rank sends there.
+    """
+
+    compute_s: float
+    exchange_s: float
+    exchange_bytes: int

@@ -1,13 +1,13 @@
 """How many ranks split the tensors of a stage: each tensor degree is planned by itself, and the fastest plan wins.
 
-At a degree t the layouts are chosen first, for the whole graph (`solver.layouts`); they give the local graph that t
-ranks run, whose costs are predicted anew; and its stages are chosen with groups of t ranks as devices. What choosing
-one after the other loses against choosing both at once is measured by `python -m benchmarks.joint_optimum`.
+At a degree t the layouts are chosen first, for the whole graph (`solver.layouts`), at the profiler's prices; they give
+the local graph that t ranks run; and its stages are chosen with groups of t ranks as devices. What choosing one after
+the other loses against choosing both at once is measured by `python -m benchmarks.joint_optimum`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +17,7 @@ from autopart.errors import AutopartError, CaptureError, InfeasibleError, LimitE
 from autopart.graph import Graph
 from autopart.graph_signature import signature
 from autopart.plan import BlockLayout, Layouts, Plan, StagePlan
-from autopart.profiler import profile
+from autopart.profiler import LayoutPrices, Outcomes, profile
 from autopart.runtime.schedules import SCHEDULES
 from autopart.sharding import LocalGraph, rewrite, written
 from autopart.solver import LayoutChoice, by_hand, choose_layouts, group_link, lower, solve, usable_bytes
@@ -26,8 +26,8 @@ from autopart.workload import Workload
 
 # The largest degree that is tried unasked: a group has to stay within a machine.
 MOST_RANKS = 16
-# Where the fastest layouts do not fit, layouts are asked for that leave the stages this much of their memory in all.
-MEMORY_SHARES = (0.95, 0.8, 0.6)
+# Where no stages of the fastest layouts fit, layouts are asked for that take this share of their memory, so many times.
+LESS_MEMORY, TRIES = 0.85, 4
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,15 @@ def plan_degrees(
     limit = options.pop("time_limit_s", 30.0) / len(degrees)
     found: dict[int, Planned] = {}
     reasons: dict[int, AutopartError] = {}
+    outcomes: Outcomes = {}
+    prices = LayoutPrices(graph, cluster, outcomes) if max(degrees) > 1 else None
     for t in degrees:
+        own = {**options, "time_limit_s": limit, "explain_s": 0.0}
         try:
-            found[t] = _at_degree(
-                graph, costs, cluster, workload, t, {**options, "time_limit_s": limit, "explain_s": 0.0}
-            )
+            if t == 1 or prices is None:
+                found[t] = Planned(solve(graph, costs, cluster, workload, **own), costs)
+            else:
+                found[t] = _at_degree(graph, costs, prices, outcomes, cluster, workload, t, own)
         except (InfeasibleError, LimitError, CaptureError) as error:
             reasons[t] = error
     if not found:
@@ -99,33 +103,47 @@ def _degrees(cluster: Cluster, workload: Workload, stages: int | str) -> Iterato
 
 
 def _at_degree(
-    graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, t: int, options: dict[str, Any]
+    graph: Graph,
+    costs: Costs,
+    prices: LayoutPrices,
+    outcomes: Outcomes,
+    cluster: Cluster,
+    workload: Workload,
+    t: int,
+    options: dict[str, Any],
 ) -> Planned:
-    if t == 1:
-        return Planned(solve(graph, costs, cluster, workload, **options), costs)
+    """The fastest layouts for which some stages fit, and the best stages for them.
+
+    The layout program limits what all stages hold together, not each of them; so layouts that take ever less are tried.
+    """
     places = cluster.grouped(t)
     stages = len(places) * SCHEDULES[workload.schedule].stages_per_process
     if options.get("stages", "auto") != "auto":
         stages = options["stages"]
-    memory = usable_bytes(places.devices[0]) * len(places)
-    budgets: Sequence[float | None] = (None, *(share * memory for share in MEMORY_SHARES))
-    for budget in budgets:
-        chosen = choose_layouts(
-            graph,
-            costs,
-            cluster,
-            t,
-            optimizer=workload.optimizer,
-            in_flight=IN_FLIGHT[workload.schedule](workload.microbatches, stages // 2, stages),
-            memory_bytes=budget,
-            time_limit_s=options["time_limit_s"],
-        )
+    budget: float | None = None
+    least, most = 0.0, float(sum(map(usable_bytes, places.devices)))
+    reason: InfeasibleError
+    for _ in range(TRIES):
         try:
-            return plan_layouts(graph, chosen, costs, cluster, workload, options)
-        except InfeasibleError:
-            if budget == budgets[-1]:
-                raise
-    raise AssertionError("the last budget returns or raises")
+            chosen = choose_layouts(
+                graph,
+                prices,
+                cluster,
+                t,
+                optimizer=workload.optimizer,
+                in_flight=IN_FLIGHT[workload.schedule](workload.microbatches, stages // 2, stages),
+                memory_bytes=budget,
+                time_limit_s=options["time_limit_s"],
+            )
+        except InfeasibleError as error:
+            least, reason = float(budget or 0), error
+        else:
+            try:
+                return plan_layouts(graph, chosen, costs, cluster, workload, options, outcomes)
+            except InfeasibleError as error:
+                most, reason = min(most, float(chosen.value.memory_bytes)), error
+        budget = max(LESS_MEMORY * most, (least + most) / 2)
+    raise reason
 
 
 def plan_layouts(
@@ -135,17 +153,19 @@ def plan_layouts(
     cluster: Cluster,
     workload: Workload,
     options: dict[str, Any],
+    outcomes: Outcomes | None = None,
 ) -> Planned:
     """The best stages for given layouts.
 
     Args:
         costs: Of the whole graph.
         options: Further arguments of `solver.solve`.
+        outcomes: See `profiler.profile`.
     """
     t = chosen.tensor
     places = cluster.grouped(t)
     local = rewrite(graph, chosen.choice, t)
-    local_costs = profile(local, places, group_link(cluster, t))
+    local_costs = profile(local, places, group_link(cluster, t), outcomes)
     plan = solve(local, local_costs, places, workload, **options)
     hand_stages = len(cluster) * SCHEDULES[workload.schedule].stages_per_process
     plan = replace(

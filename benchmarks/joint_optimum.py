@@ -37,11 +37,11 @@ from torch import fx, nn
 
 from autopart.cluster import Cluster
 from autopart.costs import Costs
-from autopart.degrees import MEMORY_SHARES, plan_degrees
+from autopart.degrees import plan_degrees
 from autopart.errors import InfeasibleError, UsageError
 from autopart.graph import Graph
 from autopart.plan import Plan
-from autopart.profiler import profile
+from autopart.profiler import LayoutPrices, profile
 from autopart.sharding import Choice, Program, Strategy, random_choice, rewrite
 from autopart.solver import choose_layouts, group_link, solve
 from autopart.solver.lowering import RESERVE_SHARE
@@ -53,6 +53,8 @@ from benchmarks.joint_oracle import Optimum, Oracle, item_keys, truth, value
 from benchmarks.output import parser, show
 
 MICROBATCHES = 4
+# Of the memory of all stages: what layouts may take that are tried where the fastest do not fit.
+MEMORY_SHARES = (0.95, 0.8, 0.6)
 
 
 class Mlp(nn.Module):
@@ -190,11 +192,11 @@ def row_of(case: Case, checks: int) -> dict[str, Any]:
         cluster = limited(cluster, int(case.memory * most / (1 - RESERVE_SHARE)))
     oracle = Oracle(graph, program, cluster, workload, pricing)
     check(oracle, checks)
-    costs = profile(graph, cluster)
+    costs, prices = profile(graph, cluster), LayoutPrices(graph, cluster)
     plans = {granularity: planned(oracle, costs, granularity) for granularity in ("auto", "operator")}
     blocks, operators = (inf if plan is None else plan.step_time_s for plan in plans.values())
-    several = min((staged(oracle, choice) for choice in candidates(oracle, costs)), default=inf)
-    near_cut = at_the_cut(oracle, costs, plans["operator"])
+    several = min((staged(oracle, choice) for choice in candidates(oracle, prices)), default=inf)
+    near_cut = at_the_cut(oracle, prices, plans["operator"])
     boundary = min((staged(oracle, choice) for choice in near_cut), default=inf)
     repriced = next((step_s for step_s in map(partial(staged, oracle), at_true_prices(oracle)) if step_s < inf), inf)
     best = best_of(oracle, min(blocks, operators, several, boundary, repriced))
@@ -235,15 +237,15 @@ def planned(oracle: Oracle, costs: Costs, granularity: str) -> Plan | None:
         return None
 
 
-def candidates(oracle: Oracle, costs: Costs) -> Iterator[Choice]:
+def candidates(oracle: Oracle, prices: LayoutPrices) -> Iterator[Choice]:
     """Layouts that a planner could try beside the fastest: cheap to find, and of different kinds."""
-    yield from chosen(oracle, costs, tie=False)
-    yield from chosen(oracle, costs, allow=rows_whole)
+    yield from chosen(oracle, prices, tie=False)
+    yield from chosen(oracle, prices, allow=rows_whole)
     for share in (0.9, 0.7, 0.6, 0.5, 0.4):
-        yield from chosen(oracle, costs, memory_bytes=share * 2 * oracle.limit)
+        yield from chosen(oracle, prices, memory_bytes=share * 2 * oracle.limit)
 
 
-def at_the_cut(oracle: Oracle, costs: Costs, plan: Plan | None) -> Iterator[Choice]:
+def at_the_cut(oracle: Oracle, prices: LayoutPrices, plan: Plan | None) -> Iterator[Choice]:
     """Layouts in which one value that crosses the plan's cut is made by another strategy."""
     stages = {} if plan is None else plan.assignment
     for node, strategies in oracle.program.strategies.items():
@@ -253,15 +255,15 @@ def at_the_cut(oracle: Oracle, costs: Costs, plan: Plan | None) -> Iterator[Choi
                 def allow(other: fx.Node, tried: Strategy, node: fx.Node = node, key: Any = strategy.key) -> bool:
                     return other is not node or tried.key == key
 
-                yield from chosen(oracle, costs, tie=False, allow=allow)
+                yield from chosen(oracle, prices, tie=False, allow=allow)
 
 
-def chosen(oracle: Oracle, costs: Costs, **options: Any) -> Iterator[Choice]:
+def chosen(oracle: Oracle, prices: LayoutPrices, **options: Any) -> Iterator[Choice]:
     """The fastest layouts under a restriction, if there are any."""
     in_flight = IN_FLIGHT[oracle.workload.schedule](oracle.workload.microbatches, 1, 2)
     with suppress(InfeasibleError, UsageError):
         t = oracle.program.t
-        yield choose_layouts(oracle.graph, costs, oracle.cluster, t, in_flight=in_flight, **options).choice
+        yield choose_layouts(oracle.graph, prices, oracle.cluster, t, in_flight=in_flight, **options).choice
 
 
 def at_true_prices(oracle: Oracle) -> Iterator[Choice]:

@@ -36,7 +36,7 @@ from autopart.errors import AutopartError
 from autopart.graph import Graph
 from autopart.model_spec import load
 from autopart.plan import Plan
-from autopart.profiler import profile
+from autopart.profiler import LayoutPrices, profile
 from autopart.sharding import Program, random_choice
 from autopart.solver import priced
 from autopart.tracer import trace
@@ -152,7 +152,7 @@ def plans(
 
     def at_random(seed: int) -> Plan:
         choice = random_choice(program, random.Random(seed), used)
-        chosen = priced(graph, costs, cluster, t, choice, optimizer=workload.optimizer)
+        chosen = priced(graph, LayoutPrices(graph, cluster), cluster, t, choice, optimizer=workload.optimizer)
         return plan_layouts(graph, chosen, costs, cluster, workload, {"stages": stages}).plan
 
     for seed in range(count):

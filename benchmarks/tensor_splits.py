@@ -22,10 +22,9 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 from transformers.utils import logging
 
 from autopart.cluster import Cluster
-from autopart.costs import Costs
 from autopart.errors import UsageError
 from autopart.graph import Graph
-from autopart.profiler import profile
+from autopart.profiler import LayoutPrices
 from autopart.solver.layouts import LayoutChoice, choose_layouts
 from autopart.solver.megatron import megatron
 from autopart.tracer import trace
@@ -84,17 +83,17 @@ def rows_of(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             for batch, length in sizes:
                 ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
                 graph = trace(model, (), {"ids": ids, "labels": ids}, check=False)
-                costs = profile(graph, cluster)
+                prices = LayoutPrices(graph, cluster)
                 for t in DEGREES:
                     row = {"model": name, "layers": layers, "batch": f"{batch} x {length}", "t": t}
-                    yield {**row, **compared(graph, costs, cluster, t)}
+                    yield {**row, **compared(graph, prices, cluster, t)}
 
 
-def compared(graph: Graph, costs: Costs, cluster: Cluster, t: int) -> dict[str, Any]:
+def compared(graph: Graph, prices: LayoutPrices, cluster: Cluster, t: int) -> dict[str, Any]:
     """The chosen layouts and Megatron's two."""
-    ours = choose_layouts(graph, costs, cluster, t)
+    ours = choose_layouts(graph, prices, cluster, t)
     value = ours.value
-    classic, sequence = (forced(graph, costs, cluster, t, between) for between in ("replicated", "sequence"))
+    classic, sequence = (forced(graph, prices, cluster, t, between) for between in ("replicated", "sequence"))
     return {
         "ours, ms": 1e3 * ours.time_s,
         "of which sent": 1e3 * value.communication_s,
@@ -114,10 +113,10 @@ def ratio(forced_s: float | None, ours: LayoutChoice) -> float | str:
     return "-" if forced_s is None else round(forced_s / ours.time_s, 4)
 
 
-def forced(graph: Graph, costs: Costs, cluster: Cluster, t: int, between: Any) -> float | None:
+def forced(graph: Graph, prices: LayoutPrices, cluster: Cluster, t: int, between: Any) -> float | None:
     """Seconds of one of Megatron's layouts; None where it does not exist."""
     try:
-        return choose_layouts(graph, costs, cluster, t, allow=megatron(graph, between)).time_s
+        return choose_layouts(graph, prices, cluster, t, allow=megatron(graph, between)).time_s
     except UsageError:
         return None
 

@@ -1,5 +1,6 @@
-"""Profiler: Graph x Cluster -> Costs, from formulas alone (no device needed)."""
+"""Profiler: Graph x Cluster -> Costs, and the prices of layouts, from formulas alone (no device needed)."""
 
-from autopart.profiler.analytic import profile
+from autopart.profiler.analytic import Outcomes, profile
+from autopart.profiler.pricing import LayoutPrices
 
-__all__ = ["profile"]
+__all__ = ["LayoutPrices", "Outcomes", "profile"]

@@ -16,7 +16,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -37,19 +37,21 @@ CUDA_BLOCK_BYTES = 512
 
 @dataclass(eq=False)
 class _Storage:
-    """A storage of the graph: `owner` is None for state."""
+    """A storage of the graph: `owner` is None for state; `shard` is what backward keeps of it, to gather it again."""
 
     bytes: int
     owner: str | None
     savers: dict[str, None] = field(default_factory=dict)
-    values: list[_Value] = field(default_factory=list)
+    shard: _Storage | None = None
+    values: list[Value] = field(default_factory=list)
 
 
 @dataclass(eq=False)
-class _Value:
+class Value:
     """A tensor of the graph; its description changes when an operator makes it require grad in place.
 
-    `parameter`: whether its gradient is added to that of a parameter as it is.
+    Attributes:
+        parameter: Whether its gradient is added to that of a parameter as it is.
     """
 
     spec: TensorSpec
@@ -57,7 +59,11 @@ class _Value:
     parameter: bool = False
 
 
-def profile(graph: Graph, cluster: Cluster, tensor_link: Link | None = None) -> Costs:
+Outcomes: TypeAlias = dict[Any, Outcome]
+"""What calls do on one kind of device, by signature."""
+
+
+def profile(graph: Graph, cluster: Cluster, tensor_link: Link | None = None, outcomes: Outcomes | None = None) -> Costs:
     """Predicted time and memory of every node of the graph's primary capture, for one microbatch.
 
     For a local graph they are those of one of its ranks, collectives included.
@@ -65,12 +71,13 @@ def profile(graph: Graph, cluster: Cluster, tensor_link: Link | None = None) -> 
     Args:
         cluster: Each device that may run the graph (of a local graph: the first of each group).
         tensor_link: Between the ranks of a local graph; None: the cluster's link inside a machine.
+        outcomes: What was found before for other graphs on the same kind of device; what is new is added.
 
     Never fails on an operator: what cannot be analysed (an opaque node, an operator without a fake implementation) is
     estimated by the bytes it touches, and `Costs.notes` says so.
     """
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
-    walk = _Walk(graph, kinds[0])
+    walk = Walk(graph, kinds[0], outcomes)
     walk.run()
     link = tensor_link or cluster.intra_node
     devices = {device.name: device for device in cluster.devices}
@@ -86,23 +93,33 @@ def profile(graph: Graph, cluster: Cluster, tensor_link: Link | None = None) -> 
     )
 
 
-class _Walk:
-    """One pass over the graph."""
+class Walk:
+    """One pass over the graph.
 
-    def __init__(self, graph: Graph, kind: str) -> None:
+    Attributes:
+        values: Node -> its `Value`, nested as the node's value is.
+        outcomes: Name of a call node -> what it does.
+        runs_again: Names of the nodes that backward runs once more.
+        memory: Node name -> bytes.
+        notes: What had to be estimated.
+    """
+
+    def __init__(self, graph: Graph, kind: str, outcomes: Outcomes | None = None) -> None:
         self._graph = graph
         self._kind = kind
-        self._runner = Runner(kind, graph.tensor if isinstance(graph, LocalGraph) else 1)
+        self._ranks = graph.tensor if isinstance(graph, LocalGraph) else 1
+        self._runner = Runner(kind, self._ranks)
         self._training = graph.mode == "training"
-        self._values: dict[fx.Node, Any] = {}
+        self.values: dict[fx.Node, Any] = {}
         self._storages: list[_Storage] = []
         self._state: dict[int, _Storage] = {}
-        self._seen: dict[Any, Outcome] = {}
-        self._outcomes: dict[str, Outcome] = {}
+        self._seen: Outcomes = {} if outcomes is None else outcomes
+        self.outcomes: dict[str, Outcome] = {}
         self._sums: dict[str, list[Kernel]] = {}
         self._weight_sums: dict[str, list[Kernel]] = {}
         self._reads: dict[str, list[_Storage]] = {}
-        self._runs_again: set[str] = set()
+        self.runs_again: set[str] = set()
+        self._gathered: dict[str, int] = {}
         self.memory: dict[str, NodeMemory] = {}
         self.notes: list[str] = []
 
@@ -117,14 +134,14 @@ class _Walk:
         for node in self._graph.primary.graph.nodes:
             if node.op == "output":
                 continue
-            self._values[node] = value = handlers[node.op](node)
+            self.values[node] = value = handlers[node.op](node)
             self._charge_gradient_sums(node, value)
-            tensors = [leaf.spec for leaf in pytree.tree_leaves(value) if isinstance(leaf, _Value)]
-            outcome = self._outcomes.get(node.name)
+            tensors = [leaf.spec for leaf in pytree.tree_leaves(value) if isinstance(leaf, Value)]
+            outcome = self.outcomes.get(node.name)
             self.memory[node.name] = NodeMemory(
                 output_bytes=sum(spec.bytes for spec in tensors),
                 gradient_bytes=sum(spec.bytes for spec in tensors if spec.requires_grad),
-                temporary_bytes=outcome.temporary_bytes if outcome else 0,
+                temporary_bytes=(outcome.temporary_bytes if outcome else 0) + self._gathered.get(node.name, 0),
             )
         if self._training:
             for region in recomputed_regions(self._graph.primary):
@@ -134,8 +151,8 @@ class _Walk:
         """Seconds of every node on a device, with that link between ranks; equal nodes are priced once."""
         priced: dict[int, tuple[float, float, float]] = {}
         times = {}
-        for node in self._values:
-            outcome = self._outcomes.get(node.name)
+        for node in self.values:
+            outcome = self.outcomes.get(node.name)
             if outcome is None:
                 forward = backward = backward_input = 0.0
             else:
@@ -147,7 +164,7 @@ class _Walk:
                         seconds(work.backward_input, device, link),
                     )
                 forward, backward, backward_input = priced[id(outcome)]
-            again = forward if node.name in self._runs_again else 0.0
+            again = forward if node.name in self.runs_again else 0.0
             times[node.name] = NodeTime(
                 forward_s=forward,
                 backward_input_s=again + backward_input + seconds(self._sums.get(node.name, ()), device, link),
@@ -166,13 +183,13 @@ class _Walk:
         )
 
     def _placeholder(self, node: fx.Node) -> Any:
-        def value(tensor: torch.Tensor, requires_grad: bool) -> _Value:
+        def value(tensor: torch.Tensor, requires_grad: bool) -> Value:
             spec = _spec(tensor, requires_grad and self._training)
             return self._place(spec, self._storage(spec.bytes, node.name))
 
         return _zip_gradients(value, node)
 
-    def _get_attr(self, node: fx.Node) -> _Value:
+    def _get_attr(self, node: fx.Node) -> Value:
         entry: StateEntry = self._graph.state[str(node.target)]
         tensor = entry.tensor
         storage = self._state.setdefault(tensor.untyped_storage()._cdata, _Storage(entry.bytes, None))
@@ -184,7 +201,7 @@ class _Walk:
             return self._resolve(node.args[0])[node.args[1]]
         arguments = self._resolve((node.args, node.kwargs))
         call = self._call(node, arguments)
-        key = (call.target, _frozen(call.arguments), call.grad, call.autocast)
+        key = signature_of(call, self._ranks)
         outcome = self._seen.get(key)
         if outcome is None:
             try:
@@ -212,14 +229,14 @@ class _Walk:
         return estimate(call, results, self._kind, reason)
 
     def _call(self, node: fx.Node, arguments: Any) -> Call:
-        described = pytree.tree_map_only(_Value, lambda value: value.spec, arguments)
+        described = pytree.tree_map_only(Value, lambda value: value.spec, arguments)
         grad = self._training and node.meta.get("grad_enabled", True)
         return Call(node.target, described, grad, tuple(node.meta.get("autocast", ())))
 
     def _apply(self, node: fx.Node, outcome: Outcome, arguments: Any) -> Any:
         """Give the outcome of a signature to one node: its storages become storages of the graph."""
-        self._outcomes[node.name] = outcome
-        inputs = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, _Value)]
+        self.outcomes[node.name] = outcome
+        inputs = [leaf for leaf in pytree.tree_leaves(arguments) if isinstance(leaf, Value)]
         self._reads[node.name] = [value.storage for value in inputs]
         new = [self._storage(size, node.name) for size in outcome.new_bytes]
 
@@ -228,44 +245,56 @@ class _Walk:
 
         parameter = not outcome.work.backward and all(value.parameter for value in inputs)
 
-        def value(result: Result) -> _Value:
+        def value(result: Result) -> Value:
             return self._place(result.spec, storage(result.place), parameter and result.spec.weight)
 
         for place in outcome.saved:
-            storage(place).savers[node.name] = None
+            self._keep(storage(place), node)
         result = pytree.tree_map_only(Result, value, outcome.results)
+        if node.kwargs.get("again", False):
+            result.storage.shard = inputs[0].storage
         self._spread_requires_grad(node, inputs, result)
         if outcome.work.backward:
             self._weight_sums[node.name] = [
-                _addition(value.spec) for value in inputs if value.parameter and value.spec.requires_grad
+                addition(value.spec) for value in inputs if value.parameter and value.spec.requires_grad
             ]
         return result
 
-    def _spread_requires_grad(self, node: fx.Node, inputs: list[_Value], result: Any) -> None:
+    def _keep(self, storage: _Storage, node: fx.Node) -> None:
+        """Backward of `node` needs a storage: of one that is gathered again, its shard is kept meanwhile."""
+        if storage.shard is None:
+            storage.savers[node.name] = None
+            return
+        assert storage.owner is not None
+        self.runs_again.add(storage.owner)
+        self._gathered[node.name] = self._gathered.get(node.name, 0) + storage.bytes
+        storage.shard.savers[node.name] = None
+
+    def _spread_requires_grad(self, node: fx.Node, inputs: list[Value], result: Any) -> None:
         """An in-place operator that writes a tracked value makes every view of the storage tracked."""
         schema = getattr(node.target, "_schema", None)
         if schema is None or not schema.is_mutable:
             return
         for value in pytree.tree_leaves(result):
-            if isinstance(value, _Value) and value.spec.requires_grad and value.storage.owner is not None:
+            if isinstance(value, Value) and value.spec.requires_grad and value.storage.owner is not None:
                 for other in value.storage.values:
                     other.spec = replace(other.spec, requires_grad=True)
 
     def _charge_gradient_sums(self, node: fx.Node, value: Any) -> None:
         """A value with r readers gets r gradients, which are added up in r - 1 operations."""
-        if not isinstance(value, _Value) or not value.spec.requires_grad or value.parameter:
+        if not isinstance(value, Value) or not value.spec.requires_grad or value.parameter:
             return
         readers = sum(1 for user in node.users if user.op != "output")
         if readers > 1:
             sums = self._weight_sums if value.spec.weight else self._sums
-            sums.setdefault(node.name, []).extend([_addition(value.spec)] * (readers - 1))
+            sums.setdefault(node.name, []).extend([addition(value.spec)] * (readers - 1))
 
     def _recompute(self, region: list[fx.Node]) -> None:
         """Backward runs a region again up to the last node that saves something (torch stops it there)."""
         names = [node.name for node in region]
-        saving = [i for i, name in enumerate(names) if name in self._outcomes and self._outcomes[name].saved]
+        saving = [i for i, name in enumerate(names) if name in self.outcomes and self.outcomes[name].saved]
         again = names[: saving[-1] + 1] if saving else []
-        self._runs_again.update(again)
+        self.runs_again.update(again)
         inside = set(names)
         own = [storage for storage in self._storages if storage.owner in inside]
         saved_by: dict[str, int] = dict.fromkeys(names, 0)
@@ -286,15 +315,15 @@ class _Walk:
                     storage.savers[name] = None
 
     def _resolve(self, arguments: Any) -> Any:
-        return fx.node.map_arg(arguments, lambda node: self._values[node])
+        return fx.node.map_arg(arguments, lambda node: self.values[node])
 
     def _storage(self, size: int, owner: str) -> _Storage:
         storage = _Storage(size, owner)
         self._storages.append(storage)
         return storage
 
-    def _place(self, spec: TensorSpec, storage: _Storage, parameter: bool = False) -> _Value:
-        value = _Value(spec, storage, parameter)
+    def _place(self, spec: TensorSpec, storage: _Storage, parameter: bool = False) -> Value:
+        value = Value(spec, storage, parameter)
         storage.values.append(value)
         return value
 
@@ -333,9 +362,15 @@ def _with_parameters(work: Any, module: torch.nn.Module, call: Call) -> Any:
     )
 
 
-def _addition(spec: TensorSpec) -> Kernel:
+def addition(spec: TensorSpec) -> Kernel:
     """`a += b`: two reads and a write."""
     return Kernel("add_", "pointwise", spec.dtype, 0.0, 3.0 * spec.bytes)
+
+
+def signature_of(call: Call, ranks: int) -> Any:
+    """What tells calls apart that do different things; torch's own operators do the same among any number of ranks."""
+    among = None if hasattr(call.target, "_schema") else ranks
+    return call.target, among, _frozen(call.arguments), call.grad, call.autocast
 
 
 def _frozen(arguments: Any) -> Any:

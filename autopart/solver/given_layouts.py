@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 
 from autopart.cluster import Cluster
-from autopart.costs import Costs
 from autopart.errors import UsageError
 from autopart.graph import Graph
 from autopart.sharding import Choice, Layout, R, Strategy
-from autopart.solver.layout_problem import LayoutProblem, Site
+from autopart.solver.layout_problem import LayoutProblem, Prices, Site
 from autopart.solver.layout_value import value_of
 from autopart.solver.layouts import LayoutChoice, block_layouts
 
 
 def priced(
-    graph: Graph, costs: Costs, cluster: Cluster, t: int, choice: Choice, *, optimizer: str = "adamw"
+    graph: Graph, prices: Prices, cluster: Cluster, t: int, choice: Choice, *, optimizer: str = "adamw"
 ) -> LayoutChoice:
     """What a given choice costs on t ranks, with one microbatch in flight; nothing is proven of it.
 
@@ -23,7 +22,7 @@ def priced(
         UsageError: The cluster has fewer than t devices, or the choice is not legal: the message names the node.
     """
     start = time.monotonic()
-    problem = LayoutProblem(graph, costs, cluster, t, optimizer=optimizer, tie=False)
+    problem = LayoutProblem(graph, prices, cluster, t, optimizer=optimizer, tie=False)
     value = value_of(problem, [_option(site, choice) for site in problem.sites])
     return LayoutChoice(
         tensor=t,

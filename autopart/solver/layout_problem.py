@@ -4,13 +4,8 @@ Nodes at the same place of identical blocks (`autopart.blocks`) share one decisi
 layers has about as many decisions as one of one layer. Values and edges between tied nodes are tied with them, and
 count as often as they occur.
 
-What an option costs: the node's time on the slowest device, times the share of its work that a rank has left,
-
-    products (matrix products, convolutions, attention)   1/t where anything is cut
-    other operators                                       bytes of its local tensors / bytes of its whole ones
-
-but never less than the start of a kernel; and what the operator exchanges inside (`INSIDE`). Weights of other operators
-are not counted: an embedding cut by words still writes its whole result.
+What options and conversions cost is asked of `Prices`; the profiler has them (`profiler.pricing`), as it counts them in
+the local graph.
 """
 
 from __future__ import annotations
@@ -21,26 +16,21 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
-from typing import Any
+from typing import Protocol
 
-import torch
 from torch import fx
 
 from autopart.blocks import find_blocks
 from autopart.cluster import Cluster, Link
-from autopart.costs import Costs
+from autopart.costs import SavedTensor, StrategyCost
 from autopart.errors import UsageError
 from autopart.graph import Graph
-from autopart.runtime import split_operators
 from autopart.sharding import (
-    R_STAR,
     Edge,
     Layout,
     Operation,
-    P,
     Price,
     Program,
-    R,
     Strategy,
     conversions,
     local_shape,
@@ -48,35 +38,31 @@ from autopart.sharding import (
 )
 from autopart.workload import OPTIMIZER_STATES
 
-# Operators whose work is a product over their labels: whatever label is cut, a rank has 1/t of it.
-PRODUCTS = frozenset({"transformers::grouped_mm_fallback"}) | frozenset(
-    f"aten::{name}"
-    for name in (
-        "linear",
-        "addmm",
-        "mm",
-        "bmm",
-        "baddbmm",
-        "matmul",
-        "einsum",
-        "dot",
-        "conv1d",
-        "conv2d",
-        "conv3d",
-        "convolution",
-        "scaled_dot_product_attention",
-        "_grouped_mm",
-    )
-)
-
-# Local call -> what it exchanges inside: number of all-reduces forward and backward, and a tensor like each.
-INSIDE: dict[Any, tuple[int, int, Callable[[torch.Tensor], torch.Tensor]]] = {
-    split_operators.vocabulary_cross_entropy: (3, 0, lambda logits: logits.new_empty(logits.shape[:1])),
-    split_operators.cross_entropy_of_rows: (1, 0, lambda logits: logits.new_empty(1, dtype=torch.int64)),
-    split_operators.batch_norm_of_split_batch: (2, 2, lambda x: x.new_empty(x.shape[1:2])),
-}
-
 Allow = Callable[[fx.Node, Strategy], bool]
+
+
+class Prices(Protocol):
+    """What layouts of one graph cost, forward and backward, whatever the number of ranks.
+
+    Attributes:
+        saved: Every storage that autograd keeps of the whole graph for one microbatch.
+    """
+
+    @property
+    def saved(self) -> Sequence[SavedTensor]: ...
+
+    def strategy(self, operation: Operation, strategy: Strategy, link: Link) -> StrategyCost:
+        """Of an operator's local calls, with that link between the ranks."""
+        ...
+
+    def conversion(self, value: fx.Node, a: Layout, b: Layout, t: int, differentiable: bool, read: bool) -> float:
+        """Seconds that a conversion takes beside its collectives.
+
+        Args:
+            differentiable: Whether a gradient flows back to its readers.
+            read: Whether an operator reads its result, not the model's caller alone.
+        """
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +73,8 @@ class Site:
         nodes: The call nodes, or the `get_attr` or placeholder nodes, that it decides.
         picks: Option -> strategy (or held layout) of each node.
         inputs, outputs: Option -> layouts of tensor arguments and results (of held values: the one layout).
-        compute_s: Option -> seconds of computing, forward and backward, over all nodes.
+        compute_s: Option -> seconds of computing, forward and backward, over all nodes. Its gradients' sums are paid by
+            readers, so it may be below zero.
         inside_s: Option -> seconds of exchange inside the operators.
         inside_bytes: Option -> bytes that a rank sends inside the operators.
         state_bytes: Option -> bytes of state, its gradients and optimizer state on a rank, over all nodes.
@@ -165,7 +152,7 @@ class LayoutProblem:
     def __init__(
         self,
         graph: Graph,
-        costs: Costs,
+        prices: Prices,
         cluster: Cluster,
         t: int,
         *,
@@ -176,14 +163,13 @@ class LayoutProblem:
     ) -> None:
         if t < 2 or t > len(cluster):
             raise UsageError(f"tensor degree {t} needs that many devices, at least 2; the cluster has {len(cluster)}")
-        self.graph, self.costs, self.cluster, self.t = graph, costs, cluster, t
+        self.graph, self.prices, self.cluster, self.t = graph, prices, cluster, t
         self.in_flight = in_flight
         self.program = Program.of(graph, t)
         self.link = group_link(cluster, t)
-        self._devices = list({device.name: device for device in cluster.devices[:t]}.values())
         self._optimizer_states = OPTIMIZER_STATES[optimizer]
         self._allow = allow
-        self._prices: dict[Hashable, Price] = {}
+        self._sent: dict[Hashable, Price] = {}
         self._keeping: dict[tuple[int, int], int | None] = {}
         classes = _tied(graph, self.program) if tie else [(node,) for node in self._decided()]
         self.site_of = {node: i for i, nodes in enumerate(classes) for node in nodes}
@@ -193,12 +179,18 @@ class LayoutProblem:
         self._find_readings()
 
     def price(self, value: fx.Node, a: Layout, b: Layout, differentiable: bool) -> Price:
-        """Of one conversion of one value."""
+        """What one conversion of one value sends."""
         tensor = value.meta["val"]
         key = (tuple(tensor.shape), tensor.dtype, a, b, differentiable)
-        if key not in self._prices:
-            self._prices[key] = conversions(a, b, tensor, self.t, self.link, differentiable)
-        return self._prices[key]
+        if key not in self._sent:
+            self._sent[key] = conversions(a, b, tensor, self.t, self.link, differentiable)
+        return self._sent[key]
+
+    def copies_s(self, value: fx.Node, a: Layout, b: Layout, group: Sequence[int]) -> float:
+        """Seconds that a conversion of one value takes beside what it sends, for a group of readings."""
+        readings = [self.readings[r] for r in group]
+        read = any(reading.user is not None for reading in readings)
+        return self.prices.conversion(value, a, b, self.t, readings[0].differentiable, read)
 
     def sources(self, reading: Reading) -> list[Layout]:
         """For each option of the source: the layout from which the reading converts."""
@@ -215,7 +207,7 @@ class LayoutProblem:
         """Every storage that autograd keeps, by who keeps it."""
         names = {node.name: node for node in self.program.capture.graph.nodes}
         total: dict[tuple[tuple[int, int | None], ...], int] = defaultdict(int)
-        for storage in self.costs.saved:
+        for storage in self.prices.saved:
             owner, _ = producer_of(names[storage.owner])
             savers = [producer_of(names[name])[0] for name in storage.savers]
             kept = {self._kept(saver, owner) for saver in savers if saver in self.program.operations}
@@ -269,41 +261,20 @@ class LayoutProblem:
                 names = ", ".join(str(strategy) for strategy in self.program.strategies[nodes[0]])
                 raise UsageError(f"no strategy of {nodes[0].name} is allowed on {self.t} ranks (it has {names})")
             options = legal
-        operation = self.program.operations[nodes[0]]
-        inside = [self._inside(operation, option[0]) for option in options]
+        costs = [list(map(self._cost, nodes, option)) for option in options]
         return Site(
             nodes,
             tuple(options),
             tuple(option[0].inputs for option in options),
             tuple(option[0].outputs for option in options),
-            tuple(self._compute_s(nodes, work_share(operation, option[0])) for option in options),
-            tuple(price.time_s * count * len(nodes) for price, count in inside),
-            tuple((price.forward_bytes + price.backward_bytes) * count * len(nodes) for price, count in inside),
+            tuple(sum(cost.compute_s for cost in option) for option in costs),
+            tuple(sum(cost.exchange_s for cost in option) for option in costs),
+            tuple(sum(cost.exchange_bytes for cost in option) for option in costs),
             (0,) * len(options),
         )
 
-    def _compute_s(self, nodes: Sequence[fx.Node], share: float) -> float:
-        """Forward and backward, of all nodes, on the slowest device for each."""
-        seconds = 0.0
-        for node in nodes:
-            slowest = 0.0
-            for device in self._devices:
-                time = self.costs.times[device.name].get(node.name)
-                if time is not None:
-                    parts = (time.forward_s, time.backward_s)
-                    slowest = max(slowest, sum(max(part * share, min(part, device.launch_s)) for part in parts))
-            seconds += slowest
-        return seconds
-
-    def _inside(self, operation: Operation, strategy: Strategy) -> tuple[Price, int]:
-        """The price of one exchange inside a local call, and how many there are."""
-        found = next((INSIDE[call.target] for call in strategy.calls if call.target in INSIDE), None)
-        if found is None:
-            return Price(None, None, 0, 0, 0.0, 0.0, 0), 0
-        forward, backward, like = found
-        value = like(operation.inputs[0])
-        tracked = backward > 0 and any(operation.tracked_inputs)
-        return conversions(P, R_STAR if tracked else R, value, self.t, self.link, tracked), forward
+    def _cost(self, node: fx.Node, strategy: Strategy) -> StrategyCost:
+        return self.prices.strategy(self.program.operations[node], strategy, self.link)
 
     # Who reads what.
 
@@ -348,29 +319,6 @@ def group_link(cluster: Cluster, t: int) -> Link:
     """The link between t consecutive ranks: that between machines if any group of them spans two."""
     groups = [cluster.nodes[i : i + t] for i in range(0, len(cluster) - t + 1, t)]
     return cluster.intra_node if all(len(set(group)) == 1 for group in groups) else cluster.inter_node
-
-
-def work_share(operation: Operation, strategy: Strategy) -> float:
-    """Share of an operator's work that a rank has left under a strategy (see the module's docstring)."""
-    layouts = (*strategy.inputs, *strategy.outputs)
-    t = operation.t
-    if not any(layout.split for layout in layouts):
-        return 1.0
-    if getattr(getattr(operation.node.target, "_schema", None), "name", "") in PRODUCTS:
-        return 1.0 / t
-    pairs = [
-        (value, layout)
-        for value, layout, node in zip(
-            [*operation.inputs, *operation.outputs],
-            layouts,
-            [*operation.operands, *[None] * len(operation.outputs)],
-            strict=True,
-        )
-        if value is not None and (node is None or node.op != "get_attr")
-    ]
-    whole = sum(prod(value.shape) * value.element_size() for value, _ in pairs)
-    local = sum(prod(local_shape(value.shape, layout, t)) * value.element_size() for value, layout in pairs)
-    return local / whole if whole else 1.0
 
 
 def _seen(layout: Layout, reading: Reading) -> Layout:

@@ -19,13 +19,15 @@ class Conversions:
     Attributes:
         nodes: The values.
         before, after: The layouts.
-        price: Of one of them.
+        price: What one of them sends.
+        copies_s: Seconds of one of them beside that.
     """
 
     nodes: tuple[fx.Node, ...]
     before: Layout
     after: Layout
     price: Price
+    copies_s: float
 
     @property
     def collectives(self) -> Counter[tuple[str, str]]:
@@ -39,7 +41,8 @@ class LayoutValue:
     """Seconds and bytes of one rank for one microbatch.
 
     Attributes:
-        compute_s: Forward and backward computing.
+        compute_s: Forward and backward computing of operators, with the sums of gradients of their arguments.
+        copies_s: The same of conversions: copies around collectives.
         forward_s, backward_s: Collectives of values and of gradients.
         inside_s: Exchange inside operators (a vocabulary-parallel loss, batch norm over a split batch).
         forward_bytes, backward_bytes, inside_bytes: What the rank sends.
@@ -50,6 +53,7 @@ class LayoutValue:
     """
 
     compute_s: float
+    copies_s: float
     forward_s: float
     backward_s: float
     inside_s: float
@@ -64,7 +68,7 @@ class LayoutValue:
 
     @property
     def time_s(self) -> float:
-        return self.compute_s + self.forward_s + self.backward_s + self.inside_s
+        return self.compute_s + self.copies_s + self.forward_s + self.backward_s + self.inside_s
 
     @property
     def communication_s(self) -> float:
@@ -85,6 +89,7 @@ def value_of(problem: LayoutProblem, picks: Sequence[int]) -> LayoutValue:
     chosen = list(zip(problem.sites, picks, strict=True))
     return LayoutValue(
         compute_s=sum(site.compute_s[k] for site, k in chosen),
+        copies_s=sum(c.copies_s * len(c.nodes) for c in made),
         forward_s=sum(c.price.forward_s * len(c.nodes) for c in made),
         backward_s=sum(c.price.backward_s * len(c.nodes) for c in made),
         inside_s=sum(site.inside_s[k] for site, k in chosen),
@@ -120,8 +125,15 @@ def _conversions(problem: LayoutProblem, picks: Sequence[int]) -> tuple[Conversi
                     if before != after and before.partial == partial:
                         changes[before, after] = None
                 differentiable = problem.readings[group[0]].differentiable
+                node = value.nodes[0]
                 found += [
-                    Conversions(value.nodes, a, b, problem.price(value.nodes[0], a, b, differentiable))
+                    Conversions(
+                        value.nodes,
+                        a,
+                        b,
+                        problem.price(node, a, b, differentiable),
+                        problem.copies_s(node, a, b, group),
+                    )
                     for a, b in changes
                 ]
     return tuple(found)

@@ -14,14 +14,14 @@ Variables
     W           the largest converted value, bytes                                     >= 0
 
 Objective, seconds of one microbatch, forward and backward
-    minimise  sum_i,k (compute[i,k] + inside[i,k]) x[i,k]  +  sum_v,g,a,b price[v,a,b] z[v,g,a,b]  +  tie-break
+    minimise  sum_i,k (compute[i,k] + inside[i,k]) x[i,k]  +  sum_v,g,a,b price[v,g,a,b] z[v,g,a,b]  +  tie-break
 
 Constraints
     (1) sum_k x[i,k] = 1                                                               `_add_choices`
     (2) sum_b y[r,a,b] = sum of x[src(r),k] over the options k that give a             `_add_reading`
     (3) sum_a y[r,a,b] = sum of x[usr(r),k] over the options k that take b             `_add_reading`
     (4) y[r,a,b] absent where a cannot become b, or must not                           `_add_reading`
-    (5) z[v,g,a,b] >= y[r,a,b] for r in g                                              `_add_conversions`
+    (5) z[v,g,a,b] >= y[r,a,b] for r in g; at most their sum, where its price is negative `_add_conversions`
     (6) u[s,h] >= sum of x[i,k] over the options k in which reader i holds s as h      `_add_memory`
     (7) W >= temporary[v,a,b] z[v,g,a,b]                                               `_add_memory`
     (8) sum_i,k state[i,k] x[i,k] + sum_s,h h bytes[s] u[s,h] + W <= memory            `_add_memory`
@@ -48,11 +48,10 @@ from torch import fx
 
 from autopart.blocks import find_blocks
 from autopart.cluster import Cluster
-from autopart.costs import Costs
 from autopart.errors import InfeasibleError, LimitError
 from autopart.graph import Graph
 from autopart.sharding import Choice, Layout, Price, Program, Strategy, convertible, describe
-from autopart.solver.layout_problem import Allow, LayoutProblem, Reading
+from autopart.solver.layout_problem import Allow, LayoutProblem, Prices, Reading
 from autopart.solver.layout_value import LayoutValue, kept_layouts, value_of
 from autopart.units import format_bytes
 
@@ -126,7 +125,7 @@ class LayoutChoice:
 
 def choose_layouts(
     graph: Graph,
-    costs: Costs,
+    prices: Prices,
     cluster: Cluster,
     t: int,
     *,
@@ -141,6 +140,7 @@ def choose_layouts(
     """The fastest layouts of a graph's primary capture on t ranks.
 
     Args:
+        prices: See `profiler.pricing.LayoutPrices`.
         optimizer: A key of `workload.OPTIMIZER_STATES`; its state is split as the parameter is.
         in_flight: Microbatches whose saved activations are held at once.
         memory_bytes: What state, saved activations and the largest converted value may take on a rank; None: anything.
@@ -155,7 +155,7 @@ def choose_layouts(
         LimitError: The time limit was hit before any layouts were found.
     """
     start = time.monotonic()
-    problem = LayoutProblem(graph, costs, cluster, t, optimizer=optimizer, in_flight=in_flight, allow=allow, tie=tie)
+    problem = LayoutProblem(graph, prices, cluster, t, optimizer=optimizer, in_flight=in_flight, allow=allow, tie=tie)
     program = _Program(problem, memory_bytes)
     result = program.solve(tolerance, time_limit_s)
     if not result.has_primal_feasible_solution():
@@ -294,9 +294,12 @@ class _Program:
                             pairs[a, b].append(y)
                 for (a, b), ys in pairs.items():
                     price = problem.price(value.nodes[0], a, b, problem.readings[group[0]].differentiable)
+                    time_s = price.time_s + problem.copies_s(value.nodes[0], a, b, group)
                     z = ys[0] if len(ys) == 1 else self._at_least(ys)
+                    if time_s < 0 and len(ys) > 1:
+                        self.model.add_linear_constraint(mathopt.fast_sum(ys) - z >= 0.0)
                     steps = 1 + (price.forward is not None) + (price.backward is not None)
-                    self._charge(price.time_s * len(value.nodes), steps * len(value.nodes), z)
+                    self._charge(time_s * len(value.nodes), steps * len(value.nodes), z)
                     yield price, z
 
     def _at_least(self, values: Sequence[Linear]) -> mathopt.Variable:

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,13 @@ from autopart.cluster import Cluster, Link
 from autopart.costs import Costs, NodeTime
 from autopart.graph import Graph
 from autopart.graph_signature import signature
-from autopart.profiler import analytic, profile
+from autopart.profiler import LayoutPrices, analytic, profile
 from autopart.profiler.isolated import Call, Outcome, Runner, TensorSpec
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.ranks import Exchange
 from autopart.runtime import collectives, split_operators
 from autopart.runtime.shards import cut
 from autopart.sharding import LocalGraph, Program, collectives_of, random_choice, replicated_choice, rewrite
-from autopart.solver.layout_problem import INSIDE
 from autopart.solver.layouts import choose_layouts
 from autopart.tracer import trace
 from benchmarks.tensor_splits import built
@@ -72,16 +72,16 @@ def layer(name: str) -> tuple[Graph, Costs]:
 
 @functools.cache
 def chosen(name: str, t: int) -> LocalGraph:
-    graph, costs = layer(name)
-    return rewrite(graph, choose_layouts(graph, costs, GPUS, t).choice, t)
+    graph, _ = layer(name)
+    return rewrite(graph, choose_layouts(graph, LayoutPrices(graph, GPUS), GPUS, t).choice, t)
 
 
 def recorded(local: LocalGraph) -> dict[str, list[Exchange]]:
     """What the nodes exchange, by direction, by the profiler's account."""
-    walk = analytic._Walk(local, "cpu")
+    walk = analytic.Walk(local, "cpu")
     walk.run()
     assert walk.notes == []
-    work = [walk._outcomes[node.name].work for node in local.primary.calls if node.name in walk._outcomes]
+    work = [walk.outcomes[node.name].work for node in local.primary.calls if node.name in walk.outcomes]
     return {
         way: [step for node in work for step in getattr(node, way) if isinstance(step, Exchange)]
         for way in ("forward", "backward")
@@ -90,6 +90,14 @@ def recorded(local: LocalGraph) -> dict[str, list[Exchange]]:
 
 def sent(exchanges: list[Exchange]) -> int:
     return sum(exchange.bytes for exchange in exchanges)
+
+
+# Local call -> number of all-reduces inside, forward and backward, and a tensor like each.
+INSIDE: dict[Any, tuple[int, int, Callable[[torch.Tensor], torch.Tensor]]] = {
+    split_operators.vocabulary_cross_entropy: (3, 0, lambda logits: logits.new_empty(logits.shape[:1])),
+    split_operators.cross_entropy_of_rows: (1, 0, lambda logits: logits.new_empty(1, dtype=torch.int64)),
+    split_operators.batch_norm_of_split_batch: (2, 2, lambda x: x.new_empty(x.shape[1:2])),
+}
 
 
 def inside(local: LocalGraph, program: Program, t: int) -> list[int]:
@@ -119,7 +127,7 @@ def test_nodes_exchange_what_the_graph_says(name: str, t: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_nodes_exchange_what_the_layout_program_priced(name: str, t: int) -> None:
     graph, cluster = traced(name)[0], on_a_fast_link()
-    choice = choose_layouts(graph, profile(graph, cluster), cluster, t)
+    choice = choose_layouts(graph, LayoutPrices(graph, cluster), cluster, t)
     found = recorded(rewrite(graph, choice.choice, t))
     value = choice.value
     assert sent(found["forward"] + found["backward"]) == value.forward_bytes + value.backward_bytes + value.inside_bytes
@@ -264,11 +272,11 @@ def test_a_rank_computes_at_least_its_share_and_at_most_the_whole(name: str, t: 
 
 def flops(graph: Graph) -> dict[str, float]:
     """Operations of each operator, both ways."""
-    walk = analytic._Walk(graph, "cpu")
+    walk = analytic.Walk(graph, "cpu")
     walk.run()
     return {
         name: sum(step.flops for step in (*outcome.work.forward, *outcome.work.backward) if isinstance(step, Kernel))
-        for name, outcome in walk._outcomes.items()
+        for name, outcome in walk.outcomes.items()
     }
 
 
@@ -284,7 +292,7 @@ class Cast(nn.Module):
 
 def test_the_gradient_of_a_parameter_is_added_once() -> None:
     graph = trace(Cast(), (torch.randn(8, 64, dtype=torch.float64),), check=False)
-    walk = analytic._Walk(graph, "cpu")
+    walk = analytic.Walk(graph, "cpu")
     walk.run()
     added = {name: [kernel.bytes for kernel in kernels] for name, kernels in walk._weight_sums.items() if kernels}
     # The two gradients of the cast weight are summed; their sum is cast and added to that of the parameter.

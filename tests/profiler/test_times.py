@@ -53,10 +53,10 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_flops_equal_what_torch_counts_in_eager_training(name: str) -> None:
     model, kwargs, graph = traced(name)
-    walk = analytic._Walk(graph, "cpu")
+    walk = analytic.Walk(graph, "cpu")
     walk.run()
     forward = backward = 0.0
-    for outcome in walk._outcomes.values():
+    for outcome in walk.outcomes.values():
         forward += sum(k.flops for k in outcome.work.forward if k.name != CPU_ATTENTION)
         backward += sum(k.flops for k in outcome.work.backward if k.name != f"{CPU_ATTENTION}_backward")
     assert (forward, backward) == eager_flops(model, kwargs)
@@ -230,9 +230,9 @@ def test_a_checkpointed_region_pays_for_its_second_forward() -> None:
 def test_a_region_that_packages_do_not_recompute_pays_nothing() -> None:
     graph = trace(Checkpointed("function"), (torch.randn(256, 64),), check=False)
     assert any(node.meta["checkpoint"] is not None for node in graph.primary.calls)
-    walk = analytic._Walk(graph, "cpu")
+    walk = analytic.Walk(graph, "cpu")
     walk.run()
-    assert walk._runs_again == set()
+    assert walk.runs_again == set()
 
 
 @pytest.mark.parametrize(

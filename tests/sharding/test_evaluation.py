@@ -14,7 +14,7 @@ from torch import fx, nn
 
 from autopart.cluster import Cluster, Link
 from autopart.graph import Capture, Graph
-from autopart.profiler import profile
+from autopart.profiler import LayoutPrices
 from autopart.runtime import collectives, split_operators
 from autopart.runtime.shards import cut
 from autopart.sharding import LocalGraph, Program, random_choice, rewrite
@@ -58,7 +58,7 @@ def splits(name: str, t: int) -> list[LocalGraph]:
     choices = [random_choice(program, random.Random(seed)) for seed in range(5)]
     cluster, link = Cluster.parse("4xCPU"), Link("test", 1e-9, 1e10)
     cluster = Cluster(cluster.devices, cluster.nodes, link, link)
-    choices.append(choose_layouts(graph, profile(graph, cluster), cluster, t).choice)
+    choices.append(choose_layouts(graph, LayoutPrices(graph, cluster), cluster, t).choice)
     return [rewrite(graph, choice, t) for choice in choices]
 
 

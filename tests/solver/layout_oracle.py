@@ -1,4 +1,5 @@
-"""Layouts valued and enumerated without the solver: every choice of a small graph, priced by formulas written anew."""
+"""Layouts valued and enumerated without the solver: every choice of a small graph, at given prices of its parts; what
+is sent is priced by formulas written anew."""
 
 from __future__ import annotations
 
@@ -6,11 +7,10 @@ import itertools
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from math import inf, log2, prod
+from math import inf, log2
 from typing import Any
 
 from autopart.cluster import Cluster
-from autopart.costs import Costs
 from autopart.graph import Graph
 from autopart.sharding import Layout, Program, Strategy
 
@@ -21,7 +21,6 @@ SENDS = {
     ("S", "R"): (1.0, 1),
 }
 ILLEGAL = None
-PRODUCTS = ("aten.linear.default", "aten.matmul.default")
 
 
 @dataclass(frozen=True)
@@ -42,16 +41,21 @@ class Whole:
 
 
 def every_choice(
-    graph: Graph, costs: Costs, cluster: Cluster, t: int, kept: tuple[Kept, ...] = (), copies: int = 4
+    graph: Graph, prices: Any, cluster: Cluster, t: int, kept: tuple[Kept, ...] = (), copies: int = 4
 ) -> Iterator[Whole]:
     """Every legal choice: its seconds, and its bytes of state (`copies` of each weight), kept and converted values."""
     program = Program.of(graph, t)
-    device, link = cluster.devices[0], cluster.intra_node
+    link = cluster.intra_node
     options: dict[str, list[Any]] = {node.name: list(found) for node, found in program.layouts.items()}
     options |= {node.name: list(found) for node, found in program.strategies.items()}
-    compute, names = _compute(program, costs, device, t), [node.name for node in program.strategies]
+    compute = {
+        (node.name, id(strategy)): prices.strategy(program.operations[node], strategy, link).compute_s
+        for node, strategies in program.strategies.items()
+        for strategy in strategies
+    }
+    names = [node.name for node in program.strategies]
     state = {node.name: graph.state[node.target].bytes * copies for node in program.layouts if node.op == "get_attr"}
-    tables = [_changes(program, edge, options, t, link, graph.loss) for edge in program.edges()]
+    tables = [_changes(program, prices, edge, options, t, link, graph.loss) for edge in program.edges()]
     for combination in itertools.product(*options.values()):
         picks = dict(zip(options, combination, strict=True))
         made: dict[Any, tuple[float, float]] = {}
@@ -72,7 +76,7 @@ def every_choice(
 
 
 def _changes(
-    program: Program, edge: Any, options: dict[str, list[Any]], t: int, link: Any, loss: int | None
+    program: Program, prices: Any, edge: Any, options: dict[str, list[Any]], t: int, link: Any, loss: int | None
 ) -> tuple[str, Any, Any]:
     """Source, user, and (option of source, option of user) -> the change of layout, its seconds and its new bytes."""
     producer, number = edge.source.args if edge.source.target is operator.getitem else (edge.source, 0)
@@ -95,6 +99,7 @@ def _changes(
                 table[key] = ILLEGAL
             else:
                 seconds = _send(a[0], b[0], size, t, link) + (_send(b[1], a[1], size, t, link) if flows else 0.0)
+                seconds += prices.conversion(edge.source, Layout(*a), Layout(*b), t, flows, not last)
                 new = size * (1 / t if _split(b[0]) else 1) if a[0] != b[0] else 0.0
                 table[key] = {(edge.source.name, a, b, flows): (seconds, new)}
     return producer.name, None if last else edge.user.name, table
@@ -103,34 +108,6 @@ def _changes(
 def fastest(choices: Iterator[Whole], wanted: Callable[[Whole], bool] = lambda choice: True) -> float:
     """Seconds of the best of some choices."""
     return min((choice.time_s for choice in choices if wanted(choice)), default=inf)
-
-
-def _compute(program: Program, costs: Costs, device: Any, t: int) -> dict[tuple[str, int], float]:
-    """(node, strategy) -> seconds of computing."""
-    found = {}
-    for node, strategies in program.strategies.items():
-        time = costs.times[device.name][node.name]
-        for strategy in strategies:
-            share = _share(program.operations[node], strategy, t)
-            parts = (time.forward_s, time.backward_s)
-            found[node.name, id(strategy)] = sum(max(part * share, min(part, device.launch_s)) for part in parts)
-    return found
-
-
-def _share(operation: Any, strategy: Strategy, t: int) -> float:
-    layouts = [*strategy.inputs, *strategy.outputs]
-    if all(layout.split is None for layout in layouts):
-        return 1.0
-    if str(operation.node.target) in PRODUCTS:
-        return 1 / t
-    weights = [node.op == "get_attr" for node in operation.operands] + [False] * len(strategy.outputs)
-    values = [*operation.inputs, *operation.outputs]
-    sizes = [
-        (prod(v.shape) * v.element_size(), t if layout.split else 1)
-        for v, layout, weight in zip(values, layouts, weights, strict=True)
-        if not weight
-    ]
-    return sum(size / by for size, by in sizes) / sum(size for size, _ in sizes)
 
 
 def _kinds(layout: Layout, flows: bool) -> tuple[Any, Any]:

@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import nn
 
 from autopart.cluster import Cluster, Link
-from autopart.costs import Costs, NodeTime, SavedTensor
+from autopart.costs import SavedTensor, StrategyCost
 from autopart.errors import InfeasibleError, UsageError
 from autopart.graph import Graph
-from autopart.profiler import profile
-from autopart.sharding import collectives_of, rewrite
-from autopart.solver.layouts import choose_layouts
+from autopart.profiler import LayoutPrices, profile
+from autopart.sharding import Choice, Program, collectives_of, random_choice, rewrite
+from autopart.solver import choose_layouts, group_link
+from autopart.solver import priced as price_of
 from autopart.solver.megatron import megatron
 from autopart.tracer import trace
 from tests.sharding.models import build
@@ -106,17 +107,31 @@ def small(name: str) -> Graph:
     return trace(model(), (batch(),), check=False)
 
 
-def priced(graph: Graph, seed: int) -> tuple[Costs, Cluster]:
+@dataclasses.dataclass
+class RandomPrices:
+    """Prices drawn by name: of a node's strategy; of a conversion of values of one shape, which may be below zero."""
+
+    seed: int
+    same: dict[str, str] = dataclasses.field(default_factory=dict)
+    saved: tuple[SavedTensor, ...] = ()
+
+    def strategy(self, operation, strategy, link):
+        name = self.same.get(operation.node.name, operation.node.name)
+        return StrategyCost(10 ** self.draw(name, strategy).uniform(-6, -3.5), 0.0, 0)
+
+    def conversion(self, value, a, b, t, differentiable, read):
+        return self.draw(tuple(value.meta["val"].shape), a, b, differentiable).uniform(-2e-6, 1e-5)
+
+    def draw(self, *what):
+        return random.Random(" ".join(map(str, (self.seed, *what))))
+
+
+def priced(graph: Graph, seed: int) -> tuple[RandomPrices, Cluster]:
     """A graph at random prices, near those at which it is worth splitting."""
     draw = random.Random(seed)
     cluster = Cluster.parse("4xCPU")
     link = Link("test", 10 ** draw.uniform(-7, -3.5), 10 ** draw.uniform(5.5, 8))
-    device = dataclasses.replace(cluster.devices[0], launch_s=10 ** draw.uniform(-7, -5))
-    cluster = dataclasses.replace(cluster, devices=(device,) * 4, intra_node=link, inter_node=link)
-    times = {
-        node.name: NodeTime(*(10 ** draw.uniform(-6, -3.5) for _ in range(3))) for node in graph.primary.graph.nodes
-    }
-    return dataclasses.replace(profile(graph, cluster), times={device.name: times}, saved=()), cluster
+    return RandomPrices(seed), dataclasses.replace(cluster, intra_node=link, inter_node=link)
 
 
 @pytest.mark.parametrize("t", [2, 4])
@@ -124,9 +139,9 @@ def priced(graph: Graph, seed: int) -> tuple[Costs, Cluster]:
 @pytest.mark.parametrize("name", SMALL)
 def test_no_choice_of_layouts_is_faster(name: str, seed: int, t: int) -> None:
     graph = small(name)
-    costs, cluster = priced(graph, seed)
-    found = choose_layouts(graph, costs, cluster, t, tie=False)
-    best = fastest(every_choice(graph, costs, cluster, t))
+    prices, cluster = priced(graph, seed)
+    found = choose_layouts(graph, prices, cluster, t, tie=False)
+    best = fastest(every_choice(graph, prices, cluster, t))
     assert found.lower_bound_s <= best * (1 + 1e-9)
     assert best * (1 - 1e-6) <= found.time_s <= best * (1 + TIE)
     assert found.status == "optimal" and found.gap <= TIE
@@ -141,11 +156,9 @@ def test_random_prices_make_different_layouts_best() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_identical_blocks_are_laid_out_alike_and_best_so(seed: int) -> None:
     graph = small("two blocks")
-    costs, cluster = priced(graph, seed)
-    times = dict(costs.times[cluster.devices[0].name])
-    times["linear_2"] = times["linear_1"]
-    costs = dataclasses.replace(costs, times={cluster.devices[0].name: times})
-    found = choose_layouts(graph, costs, cluster, 2)
+    prices, cluster = priced(graph, seed)
+    prices.same["linear_2"] = "linear_1"
+    found = choose_layouts(graph, prices, cluster, 2)
     weights = [node.name for node in graph.primary.graph.nodes if node.op == "get_attr"]
 
     def alike(choice: Whole) -> bool:
@@ -153,8 +166,8 @@ def test_identical_blocks_are_laid_out_alike_and_best_so(seed: int) -> None:
         return all(str(choice.picks[a]) == str(choice.picks[b]) for a, b in pairs)
 
     assert str(found.strategies["linear_1"]) == str(found.strategies["linear_2"])
-    assert fastest(every_choice(graph, costs, cluster, 2)) <= found.time_s * (1 + 1e-6)
-    best = fastest(every_choice(graph, costs, cluster, 2), alike)
+    assert fastest(every_choice(graph, prices, cluster, 2)) <= found.time_s * (1 + 1e-6)
+    best = fastest(every_choice(graph, prices, cluster, 2), alike)
     assert best * (1 - 1e-6) <= found.time_s <= best * (1 + TIE)
 
 
@@ -162,13 +175,13 @@ def test_identical_blocks_are_laid_out_alike_and_best_so(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(2))
 def test_the_memory_of_a_rank_is_kept(seed: int, share: float) -> None:
     graph = small("mlp")
-    costs, cluster = priced(graph, seed)
-    costs = dataclasses.replace(costs, saved=(SavedTensor(4096, "relu", ("relu", "linear_1")),))
+    prices, cluster = priced(graph, seed)
+    prices.saved = (SavedTensor(4096, "relu", ("relu", "linear_1")),)
     kept = (Kept(4096, (("relu", None), ("linear_1", 0))),)
-    choices = list(every_choice(graph, costs, cluster, 2, kept))
+    choices = list(every_choice(graph, prices, cluster, 2, kept))
     limit = share * (sum(entry.bytes * 4 for entry in graph.state.values()) + 4096)
     best = fastest(iter(choices), lambda choice: choice.memory_bytes <= limit)
-    found = choose_layouts(graph, costs, cluster, 2, memory_bytes=limit, tie=False)
+    found = choose_layouts(graph, prices, cluster, 2, memory_bytes=limit, tie=False)
     assert found.value.memory_bytes <= limit + 1
     assert best * (1 - 1e-6) <= found.time_s <= best * (1 + TIE)
     assert found.lower_bound_s <= best * (1 + 1e-9)
@@ -176,11 +189,11 @@ def test_the_memory_of_a_rank_is_kept(seed: int, share: float) -> None:
 
 def test_memory_that_suffices_is_named() -> None:
     graph = small("mlp")
-    costs, cluster = priced(graph, 0)
-    least = min(choice.memory_bytes for choice in every_choice(graph, costs, cluster, 2))
+    prices, cluster = priced(graph, 0)
+    least = min(choice.memory_bytes for choice in every_choice(graph, prices, cluster, 2))
     with pytest.raises(InfeasibleError, match="It fits into"):
-        choose_layouts(graph, costs, cluster, 2, memory_bytes=least - 16)
-    assert choose_layouts(graph, costs, cluster, 2, memory_bytes=least + 1).value.memory_bytes <= least + 1
+        choose_layouts(graph, prices, cluster, 2, memory_bytes=least - 16)
+    assert choose_layouts(graph, prices, cluster, 2, memory_bytes=least + 1).value.memory_bytes <= least + 1
 
 
 def test_more_ranks_than_devices_are_refused() -> None:
@@ -200,13 +213,16 @@ def traced(name: str) -> tuple[Graph, list[torch.Tensor], dict]:
     return graph, inputs, run_whole(graph, inputs)
 
 
-def on_a_fast_link(graph: Graph) -> tuple[Costs, Cluster]:
-    """Prices at which even small models are worth splitting."""
+def on_a_fast_link(graph: Graph) -> tuple[LayoutPrices, Cluster]:
+    """Prices at which even small models are worth splitting: kernels are slow, not late."""
     cluster = Cluster.parse("4xCPU")
     link = Link("test", 1e-9, 1e10)
-    device = dataclasses.replace(cluster.devices[0], launch_s=0.0)
+    device = cluster.devices[0]
+    rates = {dtype: rate / 1000 for dtype, rate in device.flops_per_s.items()}
+    bandwidth = device.memory_bandwidth_bytes_per_s / 1000
+    device = dataclasses.replace(device, launch_s=0.0, flops_per_s=rates, memory_bandwidth_bytes_per_s=bandwidth)
     cluster = dataclasses.replace(cluster, devices=(device,) * 4, intra_node=link, inter_node=link)
-    return profile(graph, cluster), cluster
+    return LayoutPrices(graph, cluster), cluster
 
 
 @pytest.mark.parametrize("t", [2, 4])
@@ -238,10 +254,10 @@ def test_the_local_graph_sends_what_was_priced_and_computes_what_the_model_compu
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_megatron_is_never_faster_at_the_same_prices(name: str, t: int) -> None:
     graph, _, _ = traced(name)
-    costs, cluster = on_a_fast_link(graph)
-    ours = choose_layouts(graph, costs, cluster, t)
+    prices, cluster = on_a_fast_link(graph)
+    ours = choose_layouts(graph, prices, cluster, t)
     for between in ("replicated", "sequence"):
-        forced = choose_layouts(graph, costs, cluster, t, allow=megatron(graph, between))
+        forced = choose_layouts(graph, prices, cluster, t, allow=megatron(graph, between))
         assert ours.lower_bound_s <= ours.time_s <= forced.time_s * (1 + 1e-5)
         linears = {forced.strategies[node.name].name for node in graph.primary.calls if "linear" in str(node.target)}
         assert linears <= {"n", "k"}
@@ -250,15 +266,38 @@ def test_megatron_is_never_faster_at_the_same_prices(name: str, t: int) -> None:
 def test_megatron_is_refused_where_the_ranks_do_not_divide_the_heads() -> None:
     model, args, kwargs = build("gpt2")
     graph = trace(model, args, kwargs, check=False)
-    costs, cluster = on_a_fast_link(graph)
+    prices, cluster = on_a_fast_link(graph)
     cluster = dataclasses.replace(cluster, devices=cluster.devices * 2, nodes=cluster.nodes * 2)
     with pytest.raises(UsageError, match="no strategy of"):
-        choose_layouts(graph, costs, cluster, 8, allow=megatron(graph, "sequence"))
+        choose_layouts(graph, prices, cluster, 8, allow=megatron(graph, "sequence"))
 
 
 def test_the_same_question_has_the_same_answer() -> None:
     graph, _, _ = traced("llama")
-    costs, cluster = on_a_fast_link(graph)
-    first, second = (choose_layouts(graph, costs, cluster, 2) for _ in range(2))
+    prices, cluster = on_a_fast_link(graph)
+    first, second = (choose_layouts(graph, prices, cluster, 2) for _ in range(2))
     assert first.state == second.state
     assert {k: str(v) for k, v in first.strategies.items()} == {k: str(v) for k, v in second.strategies.items()}
+
+
+@pytest.mark.parametrize("t", [2, 4])
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet", "mixtral"])
+def test_layouts_cost_what_the_profile_of_their_local_graph_says(name: str, t: int) -> None:
+    model, args, kwargs = build(name)
+    graph = trace(model, args, kwargs, check=False)
+    program = Program.of(graph, t)
+    drawn = [random_choice(program, random.Random(seed)) for seed in range(3)]
+    prices, cluster = on_a_fast_link(graph)
+    # A conversion makes its value contiguous, and then a reader may save a copy, or need one: both are known too late.
+    assert off(graph, prices, cluster, choose_layouts(graph, prices, cluster, t).choice, t) < 1e-4
+    assert max(off(graph, prices, cluster, choice, t) for choice in drawn) < 0.01
+    cluster = Cluster.parse("8xH100-80G")
+    prices = LayoutPrices(graph, cluster)
+    assert off(graph, prices, cluster, choose_layouts(graph, prices, cluster, t).choice, t) < 1e-9
+
+
+def off(graph: Graph, prices: LayoutPrices, cluster: Cluster, choice: Choice, t: int) -> float:
+    """Relative difference of what layouts cost by the layout program and by the profile."""
+    times = profile(rewrite(graph, choice, t), cluster, group_link(cluster, t)).times[cluster.devices[0].name]
+    total = sum(time.forward_s + time.backward_s for time in times.values())
+    return abs(price_of(graph, prices, cluster, t, choice).time_s / total - 1)
