@@ -14,6 +14,10 @@ from torch.fx.node import map_aggregate
 from autopart.sharding.layouts import Layout, local_shape
 
 
+# Operator that changes running statistics, though its schema does not say so -> the argument by which it does.
+UPDATES_STATISTICS = {"aten::batch_norm": "training", "aten::instance_norm": "use_input_stats"}
+
+
 @dataclass(frozen=True)
 class Operand:
     """Stands for the n-th tensor argument of an operator in a local call."""
@@ -104,7 +108,7 @@ class Operation:
         """Whether autograd tracks each result."""
         flag = self.node.meta.get("requires_grad", False)
         flags = list(flag) if isinstance(flag, (list, tuple)) else [flag] * len(self.outputs)
-        return [bool(f) for f in flags]
+        return [bool(f) for f in flags] or [False]
 
     @cached_property
     def tracked_inputs(self) -> list[bool]:
@@ -144,13 +148,15 @@ class Operation:
 
     @cached_property
     def mutated(self) -> frozenset[int]:
-        """The tensor arguments that the operator writes to."""
+        """The tensor arguments that the operator writes to, or (a gradient hook) acts on in another way."""
+        if self.node.meta["val"] is None:
+            return frozenset(range(len(self.operands)))
         schema = getattr(self.node.target, "_schema", None)
         if schema is None:
             return frozenset()
         written = [a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write]
-        if schema.name == "aten::batch_norm" and self.arguments["training"]:
-            written += ["running_mean", "running_var"]  # not in its schema
+        if schema.name in UPDATES_STATISTICS and self.arguments[UPDATES_STATISTICS[schema.name]]:
+            written += ["running_mean", "running_var"]
         found = [self.arguments.get(name) for name in written]
         return frozenset(operand.number for operand in found if isinstance(operand, Operand))
 

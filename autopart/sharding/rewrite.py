@@ -252,7 +252,7 @@ class _Rewriter:
     def _check(self, node: fx.Node, strategy: Strategy, value: Any) -> None:
         """Local results have the shapes that their layouts say: a rule that is wrong about a shape stops here."""
         whole, local = node.meta["val"], value
-        if isinstance(whole, torch.Tensor):
+        if not isinstance(whole, (list, tuple)):
             whole, local = [whole], [value]
         for before, after, layout in zip(whole, local, strategy.outputs, strict=True):
             if isinstance(before, torch.Tensor):
