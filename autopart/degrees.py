@@ -7,9 +7,12 @@ the other loses against choosing both at once is measured by `python -m benchmar
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
+
+from torch import fx
 
 from autopart.cluster import Cluster
 from autopart.costs import Costs
@@ -18,9 +21,11 @@ from autopart.graph import Graph
 from autopart.graph_signature import signature
 from autopart.plan import BlockLayout, Layouts, Plan, StagePlan
 from autopart.profiler import LayoutPrices, Outcomes, profile
+from autopart.runtime.collectives import all_gather
 from autopart.runtime.schedules import SCHEDULES
-from autopart.sharding import LocalGraph, rewrite, written
+from autopart.sharding import LocalGraph, collectives_of, rewrite, written
 from autopart.solver import LayoutChoice, by_hand, choose_layouts, group_link, lower, solve, usable_bytes
+from autopart.solver.layouts import BlockLayout as SolvedBlock
 from autopart.solver.pipeline import IN_FLIGHT
 from autopart.workload import Workload
 
@@ -52,7 +57,10 @@ def plan_degrees(
         UsageError: The devices cannot be grouped as asked.
         InfeasibleError, LimitError, CaptureError: There is no plan at any degree; the message is that of the smallest.
     """
-    degrees = [tensor] if isinstance(tensor, int) else list(_degrees(cluster, workload, options.get("stages", "auto")))
+    stages = options.get("stages", "auto")
+    if isinstance(tensor, int):
+        _check_devices(cluster, workload, tensor, stages)
+    degrees = [tensor] if isinstance(tensor, int) else list(_degrees(cluster, workload, stages))
     limit = options.pop("time_limit_s", 30.0) / len(degrees)
     found: dict[int, Planned] = {}
     reasons: dict[int, AutopartError] = {}
@@ -65,6 +73,9 @@ def plan_degrees(
                 found[t] = Planned(solve(graph, costs, cluster, workload, **own), costs)
             else:
                 found[t] = _at_degree(graph, costs, prices, outcomes, cluster, workload, t, own)
+                if tensor == "auto" and not _splits(found[t].plan):
+                    del found[t]
+                    reasons[t] = CaptureError("all ranks would do the same work, for nothing gains from being split")
         except (InfeasibleError, LimitError, CaptureError) as error:
             reasons[t] = error
     if not found:
@@ -73,6 +84,21 @@ def plan_degrees(
         raise _nothing(graph, cluster, degrees[0], reasons[degrees[0]])
     best = min(found, key=lambda t: found[t].plan.step_time_s)
     return replace(found[best], plan=_compared(best, found, reasons))
+
+
+def _check_devices(cluster: Cluster, workload: Workload, t: int, stages: int | str) -> None:
+    per_process = SCHEDULES[workload.schedule].stages_per_process
+    if isinstance(stages, int) and stages > len(cluster) // t * per_process:
+        raise UsageError(
+            f"{stages} stages of {t} tensor ranks need {-(-stages // per_process) * t} devices, "
+            f"and the cluster has {len(cluster)}"
+        )
+
+
+def _splits(plan: Plan) -> bool:
+    """Whether ranks share out any work: a tensor that is held in shards, or a value that is one."""
+    assert plan.layouts is not None
+    return bool(plan.layouts.state) or any("S(" in strategy for strategy in plan.layouts.strategies.values())
 
 
 def _nothing(graph: Graph, cluster: Cluster, t: int, error: AutopartError) -> AutopartError:
@@ -166,7 +192,15 @@ def plan_layouts(
     places = cluster.grouped(t)
     local = rewrite(graph, chosen.choice, t)
     local_costs = profile(local, places, group_link(cluster, t), outcomes)
-    plan = solve(local, local_costs, places, workload, **options)
+    try:
+        plan = solve(local, local_costs, places, workload, **options)
+    except InfeasibleError:
+        again = _kept_whole(local, local_costs)
+        if not again:
+            raise
+        local = rewrite(graph, replace(chosen.choice, again=again), t)
+        local_costs = profile(local, places, group_link(cluster, t), outcomes)
+        plan = solve(local, local_costs, places, workload, **options)
     hand_stages = len(cluster) * SCHEDULES[workload.schedule].stages_per_process
     plan = replace(
         plan,
@@ -180,27 +214,53 @@ def plan_layouts(
     return Planned(plan, local_costs)
 
 
+def _kept_whole(local: LocalGraph, costs: Costs) -> frozenset[str]:
+    """The values that backward keeps whole though each rank has only gathered them."""
+    kept = {saved.owner for saved in costs.saved}
+    gathers = [node for node in local.primary.calls if node.target is all_gather and node.name in kept]
+    return frozenset(node.all_input_nodes[0].name for node in gathers)
+
+
 def _ranks(stage: StagePlan, t: int) -> StagePlan:
     """A stage on groups as a stage on their ranks."""
     return replace(stage, devices=tuple(rank for place in stage.devices for rank in range(place * t, place * t + t)))
 
 
 def _layouts(graph: Graph, local: LocalGraph, chosen: LayoutChoice) -> Layouts:
-    state, strategies = written(graph, chosen.choice)
+    state, strategies = written(graph, local.choice)
     padding = 0
     for key, split in local.shards.items():
         if split is not None and split.padded(chosen.tensor):
             padding += local.state[key].bytes - graph.state[key].bytes // chosen.tensor
-    blocks = tuple(
-        BlockLayout(
-            block.block,
-            dict(block.splits),
-            {f"{direction} {collective}": count for (direction, collective), count in block.collectives.items()},
-            block.bytes,
-        )
-        for block in chosen.blocks
+    blocks = tuple(_block(block, local) for block in chosen.blocks)
+    return Layouts(
+        state,
+        strategies,
+        blocks,
+        chosen.time_s,
+        chosen.lower_bound_s,
+        padding,
+        tuple(sorted(local.choice.again)),
     )
-    return Layouts(state, strategies, blocks, chosen.time_s, chosen.lower_bound_s, padding)
+
+
+def _block(block: SolvedBlock, local: LocalGraph) -> BlockLayout:
+    """A block's layouts for people, with the gathers that backward makes again."""
+    collectives = Counter({f"{way} {collective}": count for (way, collective), count in block.collectives.items()})
+    sent = block.bytes
+    modules = {node.name: _module(node) for node in local.primary.calls}
+    for made in collectives_of(local.primary, local.tensor):
+        path = modules[made.node]
+        if made.again and (path == block.block or path.startswith(f"{block.block}.")):
+            collectives["backward all_gather"] += 1
+            sent += made.backward_bytes
+    return BlockLayout(block.block, dict(block.splits), dict(collectives), sent)
+
+
+def _module(node: fx.Node) -> str:
+    """Path of the innermost module that a node runs in."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return stack[-1][0] if stack else ""
 
 
 def _compared(best: int, found: dict[int, Planned], reasons: dict[int, AutopartError]) -> Plan:
@@ -221,6 +281,12 @@ def _compared(best: int, found: dict[int, Planned], reasons: dict[int, AutopartE
             f"layouts were chosen before stages; by themselves they are within {short:.2%} of the fastest. The lower "
             "bound is that of the stages, for the layouts chosen at each tensor degree"
         )
+        if not _splits(plan):
+            notes.append("nothing gains from being split: all ranks of a group do the same work")
+        if layouts.again:
+            notes.append(
+                f"to fit, {len(layouts.again)} gathered values are kept as shards, and gathered again in backward"
+            )
         if layouts.padding_bytes:
             notes.append(f"sizes that do not divide are padded: {layouts.padding_bytes:,} bytes of zeros on each rank")
     return replace(

@@ -243,8 +243,15 @@ def _check(plan: Plan, where: str) -> None:
         raise InputFileError(
             f"{where}: key 'per_stage' has {len(plan.per_stage)} stages, 'strategy.stages' is {stages}"
         )
-    if (plan.strategy.tensor > 1) != (plan.layouts is not None):
-        raise InputFileError(f"{where}: key 'layouts' does not fit 'strategy.tensor', {plan.strategy.tensor}")
+    tensor = plan.strategy.tensor
+    for number, placed in enumerate(plan.per_stage):
+        if len(set(placed.devices)) != len(placed.devices) or len(placed.devices) != tensor:
+            raise InputFileError(
+                f"{where}: key 'per_stage.{number}.devices' must be {tensor} different devices, one for each tensor "
+                f"rank, and is {list(placed.devices)}"
+            )
+    if (tensor > 1) != (plan.layouts is not None):
+        raise InputFileError(f"{where}: key 'layouts' does not fit 'strategy.tensor', {tensor}")
     for node, stage in plan.assignment.items():
         if stage >= stages:
             raise InputFileError(f"{where}: key {_short('assignment.' + node)} is stage {stage} of {stages}")

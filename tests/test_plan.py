@@ -1,5 +1,6 @@
 """Plan files: an exact round trip, and every damaged file refused by name."""
 
+import dataclasses
 import json
 import random
 
@@ -37,6 +38,15 @@ def make_plan(**changes):
     return Plan(**(fields | changes))
 
 
+def make_split_plan(**changes):
+    """Two stages of two ranks each."""
+    first, second = (
+        dataclasses.replace(s, devices=d) for s, d in zip(make_plan().per_stage, ((0, 1), (2, 3)), strict=True)
+    )
+    strategy = Strategy(2, 2, 1, 0, "1f1b", 4, 2)
+    return make_plan(**({"strategy": strategy, "per_stage": (first, second), "layouts": make_layouts()} | changes))
+
+
 def make_layouts():
     block = BlockLayout("h.0", {"h.0.attn": "column: weight 8 x 4 by 2 on dimension 0"}, {"forward all_reduce": 2}, 512)
     return Layouts({"h.0.attn.weight": "S(0)"}, {"linear": "n: R*, S(0) -> S(1)"}, (block,), 0.5, 0.25, 16)
@@ -63,13 +73,19 @@ def test_a_plan_is_read_back_as_it_was_written():
 
 
 def test_a_plan_that_splits_tensors_is_read_back_as_it_was_written():
-    plan = make_plan(strategy=Strategy(2, 2, 1, 0, "1f1b", 4, 2), layouts=make_layouts(), degrees={"1": 10.0, "2": 9.5})
+    plan = make_split_plan(degrees={"1": 10.0, "2": 9.5})
     assert Plan.from_json(plan.to_json()) == plan
 
 
 def test_layouts_belong_to_plans_that_split_tensors():
     assert "layouts" in refused(make_plan(layouts=make_layouts()).to_json())
-    assert "layouts" in refused(make_plan(strategy=Strategy(2, 2, 1, 0, "1f1b", 4, 2)).to_json())
+    assert "layouts" in refused(make_split_plan(layouts=None).to_json())
+
+
+def test_a_stage_has_a_device_for_each_tensor_rank():
+    for devices in ((0,), (0, 0), (0, 1, 2)):
+        stages = [dataclasses.replace(stage, devices=devices) for stage in make_split_plan().per_stage]
+        assert "per_stage.0.devices" in refused(make_split_plan(per_stage=tuple(stages)).to_json())
 
 
 def test_the_file_has_the_names_of_the_contract_in_sorted_order():
@@ -81,7 +97,7 @@ def test_the_file_has_the_names_of_the_contract_in_sorted_order():
     assert set(names.split()) <= set(data)
     assert list(data) == sorted(data)
     stage = "devices nodes parameters parameter_bytes forward_s backward_s communication_s peak_memory_bytes"
-    assert set(stage.split()) | {"memory_limit_bytes"} == set(data["per_stage"][0])
+    assert set(stage.split()) | {"memory_limit_bytes", "sliced"} == set(data["per_stage"][0])
 
 
 def test_a_missing_key_is_named():

@@ -92,6 +92,27 @@ def emit(graph: Graph, plan: Plan, directory: str | os.PathLike[str]) -> None:
             raise
 
 
+def _check_plan(graph: Graph, plan: Plan) -> None:
+    """A plan for another graph, or one that was changed, is refused before anything is written from it."""
+    names = {node.name for node in graph.primary.calls}
+    strangers = [*sorted(names - plan.assignment.keys()), *sorted(plan.assignment.keys() - names)]
+    strangers += [name for stage in plan.per_stage for name in stage.sliced if name not in names]
+    if strangers:
+        more = f" and {len(strangers) - 1} more operations" if len(strangers) > 1 else ""
+        raise UsageError(
+            f"the plan and the graph do not speak of the same operations ({strangers[0]}{more}): "
+            "it was made for another graph",
+            "Plan this model anew.",
+        )
+    strategy = plan.strategy
+    if strategy.microbatch_size != graph.microbatch_size or (strategy.replicas, strategy.zero) != (1, 0):
+        raise UsageError(
+            f"the plan is for microbatches of {strategy.microbatch_size} rows, {strategy.replicas} replicas and ZeRO "
+            f"stage {strategy.zero}; the graph has microbatches of {graph.microbatch_size}, one copy, and no ZeRO",
+            "Plan this model anew.",
+        )
+
+
 def _local(graph: Graph, plan: Plan) -> Graph:
     """What a process runs: the graph itself, or that of one of its tensor ranks."""
     if plan.layouts is None:
@@ -138,13 +159,7 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, C
         graph: What each process runs: the whole graph, or a `LocalGraph`.
     """
     stages = len(plan.per_stage)
-    missing = [n.name for n in graph.primary.calls if n.name not in plan.assignment]
-    if missing:
-        raise UsageError(
-            f"the plan says nothing about {missing[0]} and {len(missing) - 1} more operations: it was made for another "
-            "graph",
-            "Plan this model anew.",
-        )
+    _check_plan(graph, plan)
     program = build_program(graph)
     settle(program)
     functions = imports(op.target for op in program.ops)

@@ -101,6 +101,7 @@ class Sent:
         node: Name of the node in the local graph.
         forward, backward: The collectives; None where nothing is sent.
         forward_bytes, backward_bytes: What a rank sends.
+        again: Whether this is the second gather of a value, for backward.
     """
 
     node: str
@@ -108,6 +109,7 @@ class Sent:
     backward: Collective | None
     forward_bytes: int
     backward_bytes: int
+    again: bool = False
 
 
 # Function -> collectives of value and gradient; the second pair is with `partial_gradient=True`.
@@ -160,7 +162,7 @@ def collectives_of(capture: Capture, t: int) -> list[Sent]:
             )
         )
         if node.kwargs.get("again", False):
-            found.append(Sent(node.name, None, "all_gather", 0, _sent("all_gather", whole, t)))
+            found.append(Sent(node.name, None, "all_gather", 0, _sent("all_gather", whole, t), again=True))
     return found
 
 

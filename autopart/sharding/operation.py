@@ -13,7 +13,6 @@ from torch.fx.node import map_aggregate
 
 from autopart.sharding.layouts import Layout, local_shape
 
-
 # Operator that changes running statistics, though its schema does not say so -> the argument by which it does.
 UPDATES_STATISTICS = {"aten::batch_norm": "training", "aten::instance_norm": "use_input_stats"}
 

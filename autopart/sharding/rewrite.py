@@ -276,7 +276,7 @@ class _Rewriter:
             self._convert(wanted, {**first.meta, "nn_module_stack": _common(stacks)})
         return self.converted[wanted]
 
-    def _callers(self, reader: fx.Node) -> dict[str, Any]:
+    def _callers(self, reader: fx.Node) -> Mapping[str, Any]:
         """The module calls in which a value is made ready for its reader: outside of a module that is kept whole."""
         stack = dict(reader.meta.get("nn_module_stack") or {})
         if reader.op != "call_module" or self.opaque[str(reader.target)].kind != "module":

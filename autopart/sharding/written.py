@@ -58,6 +58,10 @@ def chosen(
     unknown = next((name for name in strategies if name not in taken), None)
     if unknown is not None:
         raise UsageError(f"the plan has layouts for {unknown}, which is no operator of the graph: {_REMEDY}")
+    values = {node.name for node in graph.primary.graph.nodes}
+    stranger = next((name for name in again if name not in values), None)
+    if stranger is not None:
+        raise UsageError(f"the plan gathers {stranger} again, which is no value of the graph: {_REMEDY}")
     return Choice(held, taken, program, frozenset(again))
 
 

@@ -132,29 +132,34 @@ class _Request:
     tolerance: float
 
     def automatic(self, places: int, time_limit_s: float) -> Choice:
-        """All places, unless fewer stages are faster, or all cannot be filled."""
+        """As many stages as there are places (or as can be filled), unless fewer are faster."""
         per_process = SCHEDULES[self.workload.schedule].stages_per_process
-        fewer = range(places - per_process, 0, -per_process)
-        try:
-            choice = self.best(places, time_limit_s * (1 - SIDE_SHARE))
-        except (CaptureError, _DoesNotFit) as error:
-            for count in fewer:
-                try:
-                    choice = self.best(count, time_limit_s)
-                except (CaptureError, _DoesNotFit):
-                    continue
-                return choice.noting(_fewer_note(count, places, per_process, str(error).partition("\n")[0]))
-            raise
+        reasons: dict[int, str] = {}
+        for most in range(places, 0, -per_process):
+            try:
+                choice = self.best(most, time_limit_s * (1 - SIDE_SHARE))
+                break
+            except (CaptureError, _DoesNotFit) as error:
+                if most <= per_process:
+                    raise
+                reasons[most] = str(error).partition("\n")[0]
+        if most < places:
+            choice = choice.noting(self._used(most, places, reasons[places]))
         count, value = min(
-            ((c, self._first_value(c, choice.value)) for c in fewer), key=lambda p: p[1], default=(0, inf)
+            ((c, self._first_value(c, choice.value)) for c in range(most - per_process, 0, -per_process)),
+            key=lambda p: p[1],
+            default=(0, inf),
         )
         if value >= choice.value * (1 - self.tolerance):
             return choice
         other = self.best(count, time_limit_s * SIDE_SHARE)
-        reason = (
-            f"with {places} stages the step is predicted to take {choice.value:.4g} s instead of {other.value:.4g} s"
-        )
-        return other.noting(_fewer_note(count, places, per_process, reason))
+        reason = f"with {most} stages the step is predicted to take {choice.value:.4g} s instead of {other.value:.4g} s"
+        return other.noting(self._used(count, places, reason))
+
+    def _used(self, count: int, places: int, reason: str) -> str:
+        per_process = SCHEDULES[self.workload.schedule].stages_per_process
+        what = "devices" if self.cluster.inside is None else "groups of devices"
+        return f"{count // per_process} of {places // per_process} {what} are used: {reason}"
 
     def _first_value(self, stages: int, to_beat: float) -> float:
         """Step time of a first plan with this many stages; infinite without one, or if none can be better."""
@@ -242,7 +247,3 @@ class _Request:
 def _by_call(answer: Answer, united: Sequence[int]) -> list[int]:
     assert answer.assignment is not None
     return [answer.assignment[item] for item in united]
-
-
-def _fewer_note(count: int, places: int, per_process: int, reason: str) -> str:
-    return f"{count // per_process} of {places // per_process} devices are used: {reason}"
