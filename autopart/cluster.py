@@ -97,7 +97,11 @@ class Cluster:
             UsageError: The ranks cannot be grouped so: they do not divide, or a group has unequal devices.
         """
         if len(self) % size:
-            raise UsageError(f"{len(self)} devices cannot be put into groups of {size}")
+            fitting = [n for n in range(1, len(self) + 1) if len(self) % n == 0]
+            raise UsageError(
+                f"{len(self)} devices cannot be put into groups of {size}",
+                f"Use {', '.join(map(str, fitting))}, or name another number of devices.",
+            )
         for first in range(0, len(self), size):
             group = self.devices[first : first + size]
             if len({device.name for device in group}) > 1:

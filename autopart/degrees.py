@@ -83,7 +83,7 @@ def plan_degrees(
             solve(graph, costs, cluster, workload, time_limit_s=limit, **options)  # raises, and says what would fit
         raise _nothing(graph, cluster, degrees[0], reasons[degrees[0]])
     best = min(found, key=lambda t: found[t].plan.step_time_s)
-    return replace(found[best], plan=_compared(best, found, reasons))
+    return replace(found[best], plan=_compared(best, found, reasons, len(cluster)))
 
 
 def _check_devices(cluster: Cluster, workload: Workload, t: int, stages: int | str) -> None:
@@ -263,7 +263,7 @@ def _module(node: fx.Node) -> str:
     return stack[-1][0] if stack else ""
 
 
-def _compared(best: int, found: dict[int, Planned], reasons: dict[int, AutopartError]) -> Plan:
+def _compared(best: int, found: dict[int, Planned], reasons: dict[int, AutopartError], devices: int) -> Plan:
     """The winner's plan, with what the other degrees reach; its bound holds for all of them."""
     plan = found[best].plan
     bound = min(planned.plan.lower_bound_s for planned in found.values())
@@ -274,6 +274,9 @@ def _compared(best: int, found: dict[int, Planned], reasons: dict[int, AutopartE
         else f"stages alone were not planned: {str(error).partition(chr(10))[0]}"
         for t, error in reasons.items()
     ]
+    used = len({device for stage in plan.per_stage for device in stage.devices})
+    if used < devices and plan.strategy.tensor > 1:
+        notes.append(f"{used} of {devices} devices are used")
     if plan.layouts is not None:
         layouts = plan.layouts
         short = (layouts.time_s - layouts.lower_bound_s) / layouts.time_s if layouts.time_s else 0.0

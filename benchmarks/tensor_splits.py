@@ -123,7 +123,9 @@ def forced(graph: Graph, prices: LayoutPrices, cluster: Cluster, t: int, between
 
 def in_words(choice: LayoutChoice) -> dict[str, str]:
     """How the first layer is split, and its collectives."""
-    layer = next(block for block in choice.blocks if re.search(r"\.(layers|h)\.0$", block.block))
+    layer = next((block for block in choice.blocks if re.search(r"\.(layers|h)\.0$", block.block)), None)
+    if layer is None:
+        return {"layer": "nothing is split", "collectives": ""}
     modules: dict[str, list[str]] = {}
     for path, text in layer.splits.items():
         modules.setdefault(text.partition(":")[0], []).append(".".join(path.split(".")[-2:]))

@@ -82,7 +82,7 @@ def _blocks(blocks: tuple[BlockLayout, ...], t: int) -> str:
         alike.setdefault((re.sub(r"\d+", "#", block.block), *words, _collectives(block)), []).append(block)
     rows = []
     for (_, *words, collectives), found in alike.items():
-        label = found[0].block + (f" and {len(found) - 1} like it" if len(found) > 1 else "")
+        label = (found[0].block or "the model itself") + (f" and {len(found) - 1} like it" if len(found) > 1 else "")
         sent = f"{found[0].bytes_sent / 2**20:.2f}"
         rows.append((printable(label), "\n".join(map(printable, words)), collectives, sent))
     headers = ["block", f"split over {t} ranks", "collectives of one microbatch", "a rank sends\nMiB"]
@@ -132,4 +132,6 @@ def _verdict(baseline: Baseline, plan: Plan) -> str:
     if baseline.step_time_s is None or plan.step_time_s <= 0:
         return baseline.reason or ""
     ratio = baseline.step_time_s / plan.step_time_s
+    if abs(ratio - 1) < 0.0005:
+        return "the same"
     return f"{ratio:.2f} times as long" if ratio >= 1 else f"{(1 - ratio) * 100:.1f} % shorter"

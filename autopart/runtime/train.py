@@ -84,8 +84,8 @@ def run(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> No
     table = in_dtype(pipeline, DTYPES[options.dtype] if options.dtype else pipeline.dtype)
     batches = _batches(table, options)
     folder = Path(options.save) if options.save else None
-    if folder and process.number == 0:
-        claim(folder)
+    if folder:
+        claim(folder, process.number == 0)
     engine = build(
         pipeline,
         schedule=options.schedule,
@@ -169,8 +169,8 @@ def make_optimizer(name: str, lr: float, engine: Engine) -> torch.optim.Optimize
     return OPTIMIZERS[name](trained or [nn.Parameter(torch.zeros(1))], lr=lr)
 
 
-def claim(folder: Path) -> None:
-    """Make the folder of --save, if needed.
+def claim(folder: Path, make: bool) -> None:
+    """Look whether the folder of --save is free (every process does, so that all end at once), and make it.
 
     Raises:
         PackageError: It holds a result already, or cannot be made.
@@ -179,7 +179,8 @@ def claim(folder: Path) -> None:
         if (folder / name).exists():
             raise PackageError(f"--save {folder}: {name} is there already; choose another folder")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        if make:
+            folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PackageError(f"--save {folder}: {error.strerror}", INPUT_FILE) from error
 
