@@ -21,7 +21,7 @@ from autopart.errors import UsageError
 from autopart.graph import Graph, Mode
 from autopart.inputs import find_inputs
 from autopart.plan import Plan
-from autopart.profiler import profile
+from autopart.profiler import Outcomes, profile
 from autopart.report.plan import format_plan
 from autopart.runtime.schedules import SCHEDULES
 from autopart.tracer import find_batch, trace
@@ -158,7 +158,8 @@ def partition(
             )
         graph = dataclasses.replace(graph, notes=tuple(dict.fromkeys(notes)))
     with _clock(seconds, "profile"):
-        costs = profile(graph, cluster)
+        outcomes: Outcomes = {}
+        costs = profile(graph, cluster, outcomes=outcomes)
     if schedule == "auto":
         # torch's 1F1B needs a microbatch for every stage; with fewer, GPipe is the same schedule.
         schedule = "1f1b" if count >= wanted_stages else "gpipe"
@@ -170,6 +171,7 @@ def partition(
             cluster,
             workload,
             tensor=tensor,
+            outcomes=outcomes,
             model=name,
             stages=stages,
             granularity=granularity,

@@ -107,9 +107,12 @@ class Cluster:
             if len({device.name for device in group}) > 1:
                 names = ", ".join(device.name for device in group)
                 raise UsageError(f"tensors are split evenly over equal devices, and a group of {size} has {names}")
-        groups = [self.nodes[first : first + size] for first in range(0, len(self), size)]
-        inside = self.intra_node if all(len(set(group)) == 1 for group in groups) else self.inter_node
-        return replace(self, devices=self.devices[::size], nodes=self.nodes[::size], inside=inside)
+        return replace(self, devices=self.devices[::size], nodes=self.nodes[::size], inside=self.group_link(size))
+
+    def group_link(self, size: int) -> Link:
+        """The link between `size` consecutive ranks: that between machines if any group of them spans two."""
+        groups = [self.nodes[first : first + size] for first in range(0, len(self) - size + 1, size)]
+        return self.intra_node if all(len(set(group)) == 1 for group in groups) else self.inter_node
 
     def __str__(self) -> str:
         machines: dict[int, list[str]] = {}

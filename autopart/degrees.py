@@ -24,8 +24,7 @@ from autopart.profiler import LayoutPrices, Outcomes, profile
 from autopart.runtime.collectives import all_gather
 from autopart.runtime.schedules import SCHEDULES
 from autopart.sharding import LocalGraph, collectives_of, rewrite, written
-from autopart.solver import LayoutChoice, by_hand, choose_layouts, group_link, lower, solve, usable_bytes
-from autopart.solver.layouts import BlockLayout as SolvedBlock
+from autopart.solver import LayoutChoice, by_hand, choose_layouts, lower, solve, usable_bytes
 from autopart.solver.pipeline import IN_FLIGHT
 from autopart.workload import Workload
 
@@ -44,13 +43,21 @@ class Planned:
 
 
 def plan_degrees(
-    graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, *, tensor: int | str = "auto", **options: Any
+    graph: Graph,
+    costs: Costs,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    tensor: int | str = "auto",
+    outcomes: Outcomes | None = None,
+    **options: Any,
 ) -> Planned:
     """The fastest plan over tensor degrees.
 
     Args:
         costs: Of the whole graph.
         tensor: The degree, or "auto": every one that divides the devices into groups within a machine.
+        outcomes: What profiling the whole graph has found (see `profiler.profile`).
         options: Further arguments of `solver.solve`; of its time limit each degree gets an equal share.
 
     Raises:
@@ -64,7 +71,7 @@ def plan_degrees(
     limit = options.pop("time_limit_s", 30.0) / len(degrees)
     found: dict[int, Planned] = {}
     reasons: dict[int, AutopartError] = {}
-    outcomes: Outcomes = {}
+    outcomes = {} if outcomes is None else outcomes
     prices = LayoutPrices(graph, cluster, outcomes) if max(degrees) > 1 else None
     for t in degrees:
         own = {**options, "time_limit_s": limit, "explain_s": 0.0}
@@ -191,7 +198,7 @@ def plan_layouts(
     t = chosen.tensor
     places = cluster.grouped(t)
     local = rewrite(graph, chosen.choice, t)
-    local_costs = profile(local, places, group_link(cluster, t), outcomes)
+    local_costs = profile(local, places, places.inside, outcomes)
     try:
         plan = solve(local, local_costs, places, workload, **options)
     except InfeasibleError:
@@ -199,7 +206,7 @@ def plan_layouts(
         if not again:
             raise
         local = rewrite(graph, replace(chosen.choice, again=again), t)
-        local_costs = profile(local, places, group_link(cluster, t), outcomes)
+        local_costs = profile(local, places, places.inside, outcomes)
         plan = solve(local, local_costs, places, workload, **options)
     hand_stages = len(cluster) * SCHEDULES[workload.schedule].stages_per_process
     plan = replace(
@@ -244,17 +251,16 @@ def _layouts(graph: Graph, local: LocalGraph, chosen: LayoutChoice) -> Layouts:
     )
 
 
-def _block(block: SolvedBlock, local: LocalGraph) -> BlockLayout:
-    """A block's layouts for people, with the gathers that backward makes again."""
-    collectives = Counter({f"{way} {collective}": count for (way, collective), count in block.collectives.items()})
-    sent = block.bytes
+def _block(block: BlockLayout, local: LocalGraph) -> BlockLayout:
+    """A block's layouts, with the gathers that backward makes again."""
+    collectives, sent = Counter(block.collectives), block.bytes_sent
     modules = {node.name: _module(node) for node in local.primary.calls}
     for made in collectives_of(local.primary, local.tensor):
         path = modules[made.node]
         if made.again and (path == block.block or path.startswith(f"{block.block}.")):
             collectives["backward all_gather"] += 1
             sent += made.backward_bytes
-    return BlockLayout(block.block, dict(block.splits), dict(collectives), sent)
+    return replace(block, collectives=dict(collectives), bytes_sent=sent)
 
 
 def _module(node: fx.Node) -> str:

@@ -43,7 +43,7 @@ from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.profiler import LayoutPrices, profile
 from autopart.sharding import Choice, Program, Strategy, random_choice, rewrite
-from autopart.solver import choose_layouts, group_link, solve
+from autopart.solver import choose_layouts, solve
 from autopart.solver.lowering import RESERVE_SHARE
 from autopart.solver.pipeline import IN_FLIGHT
 from autopart.tracer import trace
@@ -286,7 +286,7 @@ def staged(oracle: Oracle, choice: Choice) -> float:
     t = oracle.program.t
     places = oracle.cluster.grouped(t)
     local = rewrite(oracle.graph, choice, t)
-    costs = profile(local, places, group_link(oracle.cluster, t))
+    costs = profile(local, places, oracle.cluster.group_link(t))
     try:
         return solve(local, costs, places, oracle.workload, stages=2, granularity="operator", explain_s=0).step_time_s
     except InfeasibleError:

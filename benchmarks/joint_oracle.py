@@ -33,7 +33,7 @@ from autopart.graph import Graph
 from autopart.profiler import profile
 from autopart.runtime import collectives
 from autopart.sharding import Choice, Program, rewrite
-from autopart.solver import group_link, lower
+from autopart.solver import lower
 from autopart.solver.score import Score, score
 from benchmarks.joint_draft import Cell, Draft, Fixed, Storage
 from benchmarks.joint_rules import Rules
@@ -215,7 +215,7 @@ def truth(oracle: Oracle, fixed: Fixed) -> tuple[Score, bool]:
     t = oracle.program.t
     places = oracle.cluster.grouped(t)
     local = rewrite(oracle.graph, fixed.choice, t)
-    costs = profile(local, places, group_link(oracle.cluster, t))
+    costs = profile(local, places, oracle.cluster.group_link(t))
     lowered = lower(local, costs, places, oracle.workload, 2)
     keys = item_keys(oracle.program, local)
     found = score(lowered.problem, [fixed.stages[keys[node]] for node in lowered.calls])

@@ -23,7 +23,7 @@ from autopart.profiler.kernels import Kernel
 from autopart.profiler.roofline import seconds
 from autopart.sharding import Edge, Layout, Program, R, Strategy, conversion, local_shape, results_of
 from autopart.sharding.operation import Operand, Operation, substitute
-from autopart.solver import group_link, usable_bytes
+from autopart.solver import usable_bytes
 from autopart.solver.pipeline import IN_FLIGHT, repeats
 from autopart.workload import OPTIMIZER_STATES, Workload
 from benchmarks.joint_draft import (
@@ -62,7 +62,7 @@ class Rules:
     def __post_init__(self) -> None:
         t = self.program.t
         places = self.cluster.grouped(t)
-        self.device, self.link, self.tensor_link = places.devices[0], places.link(0, 1), group_link(self.cluster, t)
+        self.device, self.link, self.tensor_link = places.devices[0], places.link(0, 1), self.cluster.group_link(t)
         assert len(places) == 2 and places.devices[0] == places.devices[1] and not self.graph.opaque
         for node in self.program.operations:
             assert node.meta["grad_enabled"] and not node.meta["autocast"] and node.meta["checkpoint"] is None

@@ -130,7 +130,7 @@ def in_words(choice: LayoutChoice) -> dict[str, str]:
     for path, text in layer.splits.items():
         modules.setdefault(text.partition(":")[0], []).append(".".join(path.split(".")[-2:]))
     words = [f"{word}: {' '.join(paths)}" for word, paths in modules.items()]
-    sent = [f"{count} {way} {what}" for (way, what), count in sorted(layer.collectives.items())]
+    sent = [f"{count} {what}" for what, count in sorted(layer.collectives.items())]
     return {"layer": "; ".join(words), "collectives": ", ".join(sent)}
 
 

@@ -13,7 +13,7 @@ from torch import fx
 from autopart.graph import Capture, Graph
 from autopart.runtime import collectives
 from autopart.sharding.choice import Choice
-from autopart.sharding.conversions import SHARES, Collective
+from autopart.sharding.conversions import Collective, sent_bytes
 from autopart.sharding.layouts import R
 from autopart.sharding.operation import Strategy
 
@@ -167,7 +167,4 @@ def collectives_of(capture: Capture, t: int) -> list[Sent]:
 
 
 def _sent(collective: Collective | None, whole: int, t: int) -> int:
-    if collective is None:
-        return 0
-    share = SHARES[collective][0] / (t if collective == "all_to_all" else 1)
-    return int(whole * share * (t - 1) / t)
+    return 0 if collective is None else sent_bytes(collective, whole, t)

@@ -2,9 +2,8 @@
 
 from autopart.solver.baselines import by_hand
 from autopart.solver.given_layouts import priced
-from autopart.solver.layout_problem import group_link
 from autopart.solver.layouts import LayoutChoice, choose_layouts
 from autopart.solver.lowering import lower, usable_bytes
 from autopart.solver.solve import solve
 
-__all__ = ["LayoutChoice", "by_hand", "choose_layouts", "group_link", "lower", "priced", "solve", "usable_bytes"]
+__all__ = ["LayoutChoice", "by_hand", "choose_layouts", "lower", "priced", "solve", "usable_bytes"]

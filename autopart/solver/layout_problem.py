@@ -166,7 +166,7 @@ class LayoutProblem:
         self.graph, self.prices, self.cluster, self.t = graph, prices, cluster, t
         self.in_flight = in_flight
         self.program = Program.of(graph, t)
-        self.link = group_link(cluster, t)
+        self.link = cluster.group_link(t)
         self._optimizer_states = OPTIMIZER_STATES[optimizer]
         self._allow = allow
         self._sent: dict[Hashable, Price] = {}
@@ -313,12 +313,6 @@ class LayoutProblem:
             return version, differentiable, bool(place.meta.get("grad_enabled", True)), place.meta.get("checkpoint")
 
         return context(edge.source if behind else edge.user), context(edge.user)
-
-
-def group_link(cluster: Cluster, t: int) -> Link:
-    """The link between t consecutive ranks: that between machines if any group of them spans two."""
-    groups = [cluster.nodes[i : i + t] for i in range(0, len(cluster) - t + 1, t)]
-    return cluster.intra_node if all(len(set(group)) == 1 for group in groups) else cluster.inter_node
 
 
 def _seen(layout: Layout, reading: Reading) -> Layout:

@@ -50,6 +50,7 @@ from autopart.blocks import find_blocks
 from autopart.cluster import Cluster
 from autopart.errors import InfeasibleError, LimitError
 from autopart.graph import Graph
+from autopart.plan import BlockLayout
 from autopart.sharding import Choice, Layout, Price, Program, Strategy, convertible, describe
 from autopart.solver.layout_problem import Allow, LayoutProblem, Prices, Reading
 from autopart.solver.layout_value import LayoutValue, kept_layouts, value_of
@@ -61,23 +62,6 @@ RESOLUTION = 1e5
 
 Linear: TypeAlias = mathopt.LinearBase | float
 Term = tuple[float, mathopt.Variable]
-
-
-@dataclass(frozen=True)
-class BlockLayout:
-    """How one block is split, and what a rank sends in it for one microbatch.
-
-    Attributes:
-        block: Label of the block, as in `autopart.blocks`.
-        splits: Module path -> what is split how, in words.
-        collectives: (direction, collective) -> how many.
-        bytes: Sent by a rank, both ways.
-    """
-
-    block: str
-    splits: Mapping[str, str]
-    collectives: Mapping[tuple[str, str], int]
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -395,13 +379,13 @@ def block_layouts(graph: Graph, choice: Choice, value: LayoutValue, t: int) -> t
     for path, words in describe(graph, choice, t).items():
         label = next((label for label in splits if path == label or path.startswith(f"{label}.")), path)
         splits.setdefault(label, {})[path] = words
-    counts: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     sent: Counter[str] = Counter()
     for conversion in value.conversions:
         for node in conversion.nodes:
             label = labels.get(node.name) or _reader(node, labels)
             sent[label] += conversion.price.forward_bytes + conversion.price.backward_bytes
-            counts[label] += conversion.collectives
+            counts[label] += Counter({f"{way} {name}": n for (way, name), n in conversion.collectives.items()})
     return tuple(
         BlockLayout(label, splits[label], dict(counts[label]), sent[label])
         for label in splits

@@ -17,7 +17,7 @@ from autopart.graph import Graph
 from autopart.profiler import profile
 from autopart.profiler.isolated import Call, Outcome, Runner
 from autopart.sharding import Choice, Program, rewrite
-from autopart.solver import group_link, lower
+from autopart.solver import lower
 from autopart.solver.problem import Problem
 from autopart.solver.score import score
 from autopart.tracer import trace
@@ -107,7 +107,7 @@ def every_value() -> list[tuple[float, float]]:
                 local = rewrite(graph(), choice, 2)
             except AutopartError:
                 continue
-            problem = lower(local, profile(local, places, group_link(CLUSTER, 2)), places, WORKLOAD, 2).problem
+            problem = lower(local, profile(local, places, CLUSTER.group_link(2)), places, WORKLOAD, 2).problem
             for cut in every_cut(problem):
                 value = score(problem, cut)
                 found.append((value.step_s, float(value.memory.max())))

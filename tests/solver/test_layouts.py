@@ -18,7 +18,7 @@ from autopart.errors import InfeasibleError, UsageError
 from autopart.graph import Graph
 from autopart.profiler import LayoutPrices, profile
 from autopart.sharding import Choice, Program, collectives_of, random_choice, rewrite
-from autopart.solver import choose_layouts, group_link
+from autopart.solver import choose_layouts
 from autopart.solver import priced as price_of
 from autopart.solver.megatron import megatron
 from autopart.tracer import trace
@@ -244,8 +244,8 @@ def test_the_local_graph_sends_what_was_priced_and_computes_what_the_model_compu
     blocks = Counter()
     for block in found.blocks:
         blocks.update(block.collectives)
-    assert blocks == counts
-    assert sum(block.bytes for block in found.blocks) == found.value.forward_bytes + found.value.backward_bytes
+    assert blocks == Counter({f"{way} {name}": count for (way, name), count in counts.items()})
+    assert sum(block.bytes_sent for block in found.blocks) == found.value.forward_bytes + found.value.backward_bytes
     split, _ = run_split(local, inputs)
     assert max(worst_error(split, wanted).values()) < 1e-9
 
@@ -298,6 +298,6 @@ def test_layouts_cost_what_the_profile_of_their_local_graph_says(name: str, t: i
 
 def off(graph: Graph, prices: LayoutPrices, cluster: Cluster, choice: Choice, t: int) -> float:
     """Relative difference of what layouts cost by the layout program and by the profile."""
-    times = profile(rewrite(graph, choice, t), cluster, group_link(cluster, t)).times[cluster.devices[0].name]
+    times = profile(rewrite(graph, choice, t), cluster, cluster.group_link(t)).times[cluster.devices[0].name]
     total = sum(time.forward_s + time.backward_s for time in times.values())
     return abs(price_of(graph, prices, cluster, t, choice).time_s / total - 1)
