@@ -85,7 +85,7 @@ def run(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> No
     batches = _batches(table, options)
     folder = Path(options.save) if options.save else None
     if folder:
-        claim(folder, process.number == 0)
+        claim(folder, process)
     engine = build(
         pipeline,
         schedule=options.schedule,
@@ -169,8 +169,10 @@ def make_optimizer(name: str, lr: float, engine: Engine) -> torch.optim.Optimize
     return OPTIMIZERS[name](trained or [nn.Parameter(torch.zeros(1))], lr=lr)
 
 
-def claim(folder: Path, make: bool) -> None:
-    """Look whether the folder of --save is free (every process does, so that all end at once), and make it.
+def claim(folder: Path, process: Process) -> None:
+    """Look whether the folder of --save is free, and make it.
+
+    Every process looks, so that all end at once, and waits for the others, so that none finds what this run writes.
 
     Raises:
         PackageError: It holds a result already, or cannot be made.
@@ -178,8 +180,10 @@ def claim(folder: Path, make: bool) -> None:
     for name in ("model.safetensors", "log.jsonl"):
         if (folder / name).exists():
             raise PackageError(f"--save {folder}: {name} is there already; choose another folder")
+    if process.count > 1:
+        dist.barrier()
     try:
-        if make:
+        if process.number == 0:
             folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise PackageError(f"--save {folder}: {error.strerror}", INPUT_FILE) from error
