@@ -67,9 +67,11 @@ def _least_company(problem: Problem, load: Floats, item: int) -> float:
 
     for u in range(problem.items):
         pay(u, sink, float(load[u]))
-    transfer = (problem.repeat + problem.fill_weight) * _least(problem.transfer, problem)
+    torn = problem.repeat * problem.touch.min(axis=0)
+    if not problem.hidden:
+        torn = torn + (problem.repeat + problem.fill_weight) * _least(problem.transfer, problem)
     for n, net in enumerate(problem.nets):
-        spare = _pay_if_torn(flow, (net.producer, *net.readers), int(transfer[n] / unit), spare, unbounded)
+        spare = _pay_if_torn(flow, (net.producer, *net.readers), int(torn[n] / unit), spare, unbounded)
     update, sync = problem.update.min(axis=0), problem.sync.min(axis=0)
     for r, users in enumerate(problem.users):
         pay_from = spare

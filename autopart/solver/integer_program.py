@@ -8,6 +8,7 @@ Sets
 Variables
     y[v,b]   1 if the stage of v is at most b; y[v,-1] = 0 and y[v,K-1] = 1; x[v,s] = y[v,s] - y[v,s-1]: v is in s.
     z[n,b]   1 if net n crosses boundary b; y[u,b] - y[r,b] where R*(n) = {r}, and y[u,b] where n goes to the end.
+    c[n,s]   1 if net n, which costs a touch, is torn at stage s.
     h[r,s]   1 if stage s holds state r; x[v,s] where U(r) = {v}.
     t[r]     1 if several stages hold state r;   q[r,s] = 1 if stage s holds it and another does too.
     e[s,l]   1 if stage s holds an item whose workspace is at least level l.
@@ -20,10 +21,11 @@ Constraints
     (1) y[v,b] <= y[v,b+1]                                                         `_add_order`
     (2) y[r,b] <= y[u,b]                    for every net and reader               `_add_order`
     (3) y[v,b] fixed where the loads of the items before or after v leave no room  `_windowed`
-    (4) sum_v x[v,s] >= 1                   no stage is empty                      `_add_order`
+    (4) sum_v x[v,s] >= 1                   no stage is empty, unless it may       `_add_order`
     (5) z[n,b] >= y[u,b] - y[r,b]           for r in R*(n), where it is not one    `_crossing`
+        c[n,s] >= x[p,s] - x[q,s]           for pins p, q next to each other on a circle through all     `_torn`
     (6) h[r,s] >= x[v,s]  for v in U(r);  h[r,s] + h[r,s'] <= 1 + t[r];  q[r,s] >= h[r,s] + t[r] - 1   `_add_states`
-    (7) load_p <= M, as in `problem`                                               `_add_loads`
+    (7) load_p <= M, as in `problem`; where transfers are hidden, work and each transfer by themselves   `_add_loads`
     (8) memory_p <= limit_p, with the workspace by levels                          `_add_memory`
     (9) objective <= cap                    only plans better than the best known  `solve_program`
 
@@ -37,7 +39,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import numpy as np
 from ortools.sat.python import cp_model
@@ -143,7 +145,7 @@ class _Program:
             for u in problem.predecessors[v]:
                 for b in range(self.last):
                     self._imply(self.y[v][b], self.y[u][b])
-        for s in range(problem.stages):
+        for s in range(problem.stages) if not problem.idle else ():
             model.add(sum(self.x(v, s) for v in range(problem.items)) >= 1)
 
     def _windowed(self, cap: float | None) -> list[list[Linear]]:
@@ -170,6 +172,8 @@ class _Program:
 
     def _crossing(self, n: int, b: int) -> Linear:
         net = self.problem.nets[n]
+        if net.backward:
+            return 0
         producer = self.y[net.producer][b]
         if net.to_end:
             return producer
@@ -212,15 +216,38 @@ class _Program:
     def _add_loads(self) -> None:
         problem = self.problem
         for own in problem.stages_of_process:
-            terms: list[Linear] = []
+            work: list[Linear] = []
+            once: list[Linear] = []
+            sent: list[list[Linear]] = []
             for s in own:
-                terms += self._weighted(problem.repeat * problem.work[s], self.stage(s))
+                work += self._weighted(problem.repeat * problem.work[s], self.stage(s))
+                work += self._torn(s)
                 for b in (s - 1, s):
                     if 0 <= b < self.last:
-                        terms += self._weighted(problem.repeat * problem.transfer[b], self.z[b])
-                terms += self._weighted(problem.update[s], [row[s] for row in self.held])
-                terms += [self.seconds(problem.sync[s, r]) * q for (r, t), q in self.torn.items() if t == s]
-            self.model.add(sum(terms) <= self.most)
+                        sent.append(self._weighted(problem.repeat * problem.transfer[b], self.z[b]))
+                once += self._weighted(problem.update[s], [row[s] for row in self.held])
+                once += [self.seconds(problem.sync[s, r]) * q for (r, t), q in self.torn.items() if t == s]
+            busy = [work, *sent] if problem.hidden else [list(chain(work, *sent))]
+            for terms in busy:
+                self.model.add(sum(terms) + sum(once) <= self.most)
+
+    def _torn(self, s: int) -> list[Linear]:
+        """What nets that are torn at stage s cost there."""
+        terms: list[Linear] = []
+        for n, net in enumerate(self.problem.nets):
+            seconds = self.seconds(self.problem.repeat * self.problem.touch[s, n])
+            pins = (net.producer, *net.readers)
+            if not seconds or len(pins) == 1:
+                continue
+            inside = [self.x(p, s) for p in pins]
+            if all(isinstance(x, int) for x in inside):
+                terms.append(seconds * (len({*inside}) > 1))
+                continue
+            torn = self.model.new_bool_var(f"c[{n},{s}]")
+            for here, there in zip(inside, [*inside[1:], inside[0]], strict=True):
+                self.model.add(torn >= here - there)
+            terms.append(seconds * torn)
+        return terms
 
     def _weighted(self, seconds: Floats, variables: Iterable[Linear]) -> list[Linear]:
         return [self.seconds(c) * x for c, x in zip(seconds, variables, strict=True) if self.seconds(c)]
@@ -289,7 +316,7 @@ def windows(problem: Problem, cap: float) -> tuple[list[int], list[int]]:
 
 def ceiling(problem: Problem) -> float:
     """No load is larger than this: everything on one process, every net crossing on both its sides."""
-    work = problem.repeat * float(problem.work.max(axis=0).sum() + 2 * problem.transfer.sum())
+    work = problem.repeat * float(problem.work.max(axis=0).sum() + 2 * problem.transfer.sum() + problem.touch.sum())
     return work + float(problem.update.sum() + problem.sync.sum())
 
 

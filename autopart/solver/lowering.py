@@ -87,6 +87,7 @@ def lower(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stag
         transfer=np.minimum(wholes, slices),
         send=_table([in_flight[b] * unsaved + microbatches * backward for b in boundaries], len(nets)),
         receive=_table([(microbatches + 1) * forward for b in boundaries], len(nets)),
+        touch=np.zeros((stages, len(nets))),
         users=tuple(users for _, users in holders),
         state_bytes=state_bytes,
         update=np.stack([update_bytes / d.memory_bandwidth_bytes_per_s for d in devices]),

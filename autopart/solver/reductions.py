@@ -27,7 +27,7 @@ def condense(problem: Problem, groups: Iterable[Sequence[int]]) -> tuple[Problem
     union = nx.utils.UnionFind(range(problem.items))
     for group in groups:
         union.union(*group)
-    edges = {(union[net.producer], union[r]) for net in problem.nets for r in net.readers}
+    edges = {(union[net.producer], union[r]) for net in problem.forward_nets for r in net.readers}
     graph = nx.DiGraph()
     graph.add_nodes_from(sorted({union[v] for v in range(problem.items)}))
     graph.add_edges_from(sorted(e for e in edges if e[0] != e[1]))
@@ -55,7 +55,7 @@ def _project(problem: Problem, new: list[int], items: int) -> Problem:
         producer = new[net.producer]
         readers = tuple(sorted({new[r] for r in net.readers} - {producer}))
         if readers or net.to_end:
-            pins.setdefault(Net(producer, readers, net.to_end), []).append(n)
+            pins.setdefault(Net(producer, readers, net.to_end, net.backward), []).append(n)
     users: dict[tuple[int, ...], list[int]] = {}
     for r, old in enumerate(problem.users):
         users.setdefault(tuple(sorted({new[v] for v in old})), []).append(r)
@@ -69,6 +69,7 @@ def _project(problem: Problem, new: list[int], items: int) -> Problem:
         transfer=_sum_columns(problem.transfer, nets),
         send=_sum_columns(problem.send, nets),
         receive=_sum_columns(problem.receive, nets),
+        touch=_sum_columns(problem.touch, nets),
         users=tuple(users),
         state_bytes=_sum_columns(problem.state_bytes[None], states)[0],
         update=_sum_columns(problem.update, states),
@@ -77,6 +78,8 @@ def _project(problem: Problem, new: list[int], items: int) -> Problem:
         limits=problem.limits,
         repeat=problem.repeat,
         fill_weight=problem.fill_weight,
+        hidden=problem.hidden,
+        idle=problem.idle,
     )
 
 

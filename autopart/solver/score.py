@@ -43,16 +43,24 @@ def score(problem: Problem, assignment: Sequence[int]) -> Score:
     stage = np.asarray(assignment, dtype=np.int64)
     stages, items = problem.stages, np.arange(problem.items)
     crossing = np.zeros((stages - 1, len(problem.nets)), dtype=bool)
+    torn = np.zeros((stages, len(problem.nets)), dtype=bool)
     for n, net in enumerate(problem.nets):
-        last = stages - 1 if net.to_end else max((int(stage[r]) for r in net.readers), default=0)
-        crossing[int(stage[net.producer]) : last, n] = True
+        touched = {int(stage[net.producer]), *(int(stage[r]) for r in net.readers)}
+        torn[list(touched), n] = len(touched) > 1
+        last = stages - 1 if net.to_end else max(touched)
+        if not net.backward:
+            crossing[int(stage[net.producer]) : last, n] = True
     held = np.zeros((stages, len(problem.users)), dtype=bool)
     for r, users in enumerate(problem.users):
         held[stage[list(users)], r] = True
 
     work: Floats = np.bincount(stage, weights=problem.work[stage, items], minlength=stages).astype(float)
     transfer = (problem.transfer * crossing).sum(axis=1)
-    busy = work + np.concatenate([[0.0], transfer]) + np.concatenate([transfer, [0.0]])
+    received, sent = np.concatenate([[0.0], transfer]), np.concatenate([transfer, [0.0]])
+    if problem.hidden:
+        busy = np.maximum(work, np.maximum(received, sent))
+    else:
+        busy = work + received + sent + (problem.touch * torn).sum(axis=1)
     shared = held & (held.sum(axis=0) > 1)
     once = (problem.update * held).sum(axis=1) + (problem.sync * shared).sum(axis=1)
     fill = problem.fill[stage, items].sum() + transfer.sum()

@@ -9,11 +9,15 @@ def value_and_memory(problem, stage):
     stages = len(problem.process)
 
     def crosses(net, b):
+        if net.backward:
+            return False
         last = stages - 1 if net.to_end else max([stage[r] for r in net.readers], default=-1)
         return stage[net.producer] <= b < last
 
     fill = sum(problem.fill[s][v] for v, s in enumerate(stage))
-    loads = [0.0] * len(problem.limits)
+    work = [0.0] * len(problem.limits)
+    sent = [[0.0] * stages for _ in problem.limits]
+    once = [0.0] * len(problem.limits)
     memory = [0.0] * len(problem.limits)
     workspace = [0.0] * len(problem.limits)
     for b in range(stages - 1):
@@ -21,28 +25,35 @@ def value_and_memory(problem, stage):
             if crosses(net, b):
                 seconds = problem.transfer[b][n]
                 fill += seconds
-                loads[problem.process[b]] += problem.repeat * seconds
-                loads[problem.process[b + 1]] += problem.repeat * seconds
+                sent[problem.process[b]][b] += problem.repeat * seconds
+                sent[problem.process[b + 1]][b] += problem.repeat * seconds
                 memory[problem.process[b]] += problem.send[b][n]
                 memory[problem.process[b + 1]] += problem.receive[b][n]
     for v, s in enumerate(stage):
         p = problem.process[s]
-        loads[p] += problem.repeat * problem.work[s][v]
+        work[p] += problem.repeat * problem.work[s][v]
         memory[p] += problem.saved[s][v]
         workspace[p] = max(workspace[p], problem.workspace[v])
+    for n, net in enumerate(problem.nets):
+        touched = {stage[net.producer], *(stage[r] for r in net.readers)}
+        if len(touched) > 1:
+            for s in touched:
+                work[problem.process[s]] += problem.repeat * problem.touch[s][n]
     for r, users in enumerate(problem.users):
         holders = {stage[v] for v in users}
         for s in holders:
-            loads[problem.process[s]] += problem.update[s][r] + (problem.sync[s][r] if len(holders) > 1 else 0.0)
+            once[problem.process[s]] += problem.update[s][r] + (problem.sync[s][r] if len(holders) > 1 else 0.0)
             memory[problem.process[s]] += problem.state_bytes[r]
+    busy = [max(w, *b) if problem.hidden else w + sum(b) for w, b in zip(work, sent, strict=True)]
+    loads = [b + o for b, o in zip(busy, once, strict=True)]
     totals = [m + w for m, w in zip(memory, workspace, strict=True)]
     return problem.fill_weight * fill + max(loads), totals, loads
 
 
 def legal(problem, stage):
-    if set(stage) != set(range(len(problem.process))):
+    if not problem.idle and set(stage) != set(range(len(problem.process))):
         return False
-    return all(stage[net.producer] <= stage[r] for net in problem.nets for r in net.readers)
+    return all(stage[net.producer] <= stage[r] for net in problem.nets if not net.backward for r in net.readers)
 
 
 def optimum(problem):

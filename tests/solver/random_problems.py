@@ -8,7 +8,7 @@ from autopart.solver.pipeline import IN_FLIGHT, processes_of_stages, repeats
 from autopart.solver.problem import Net, Problem
 
 
-def random_problem(seed, items=None, stages=None, tight=None, schedule=None):
+def random_problem(seed, items=None, stages=None, tight=None, schedule=None, travel=None):
     """Up to 8 items with branches, skips, results, shared states, unequal devices, ties in cost, and memory limits."""
     rng = random.Random(seed)
     schedule = schedule or rng.choice(["1f1b", "1f1b", "gpipe", "interleaved1f1b", "zbv"])
@@ -19,12 +19,17 @@ def random_problem(seed, items=None, stages=None, tight=None, schedule=None):
     few = rng.random() < 0.3  # few distinct values: many equal optima
     draw = (lambda: float(rng.choice([1, 1, 2]))) if few else (lambda: rng.uniform(0.1, 3.0))
 
+    # How values travel: relayed, sent directly (then some flow back, from later items), or relayed beside the work.
+    way = rng.choice(["relayed", "relayed", "direct", "hidden"]) if per_process == 1 else "relayed"
+    way = travel or way
     nets = []
     for v in range(items):
         readers = tuple(r for r in range(v + 1, items) if rng.random() < 2.0 / items)
         to_end = rng.random() < 0.1
         if readers or to_end:
             nets.append(Net(v, readers, to_end))
+        if way == "direct" and v and rng.random() < 0.5:
+            nets.append(Net(v, tuple(sorted(rng.sample(range(v), rng.randint(1, min(2, v))))), backward=True))
     users = []
     for _ in range(rng.randint(0, 4)):
         users.append(tuple(sorted(rng.sample(range(items), rng.randint(1, min(3, items))))))
@@ -35,15 +40,17 @@ def random_problem(seed, items=None, stages=None, tight=None, schedule=None):
     work = np.array([draw() if rng.random() < 0.9 else 0.0 for _ in range(items)])
     backward = np.array([rng.random() for _ in range(items)])
     transfer = np.array([draw() * rng.choice([0.0, 0.1, 1.0]) for _ in nets])
+    touch = transfer * (way == "direct")
+    transfer = transfer * (way != "direct")
     boundary = [rng.choice([1.0, 3.0]) if unequal else 1.0 for _ in range(stages - 1)]
     boundary = [0.0 if process[b] == process[b + 1] else x for b, x in enumerate(boundary)]
     in_flight = [IN_FLIGHT[schedule](microbatches, s, stages) for s in range(stages)]
     saved = np.array([draw() for _ in range(items)])
-    size = np.array([draw() for _ in nets])
+    size = np.array([draw() * (way != "direct") for _ in nets])
     state_bytes = np.array([draw() * 3 for _ in users])
     update = np.array([rng.choice([0.0, 1.0]) * draw() for _ in users])
     sync = np.array([rng.choice([0.0, 1.0]) * draw() for _ in users])
-    repeat, fill_weight = repeats(schedule, microbatches)
+    repeat, fill_weight = rng.choice([repeats(schedule, microbatches)] * 3 + [(1.0, 0.0), (0.0, 1.0)])
     workspace = np.array([draw() * rng.choice([0.0, 2.0]) for _ in range(items)])
     processes = max(process) + 1
     total = sum(saved) * max(in_flight) + state_bytes.sum() * 2 + size.sum() * microbatches + workspace.max()
@@ -58,6 +65,7 @@ def random_problem(seed, items=None, stages=None, tight=None, schedule=None):
         transfer=np.outer(boundary, transfer).reshape(stages - 1, len(nets)),
         send=np.outer(in_flight[:-1], size).reshape(stages - 1, len(nets)),
         receive=np.full((stages - 1, 1), microbatches + 1.0) * size.reshape(1, len(nets)),
+        touch=np.outer(speed, touch).reshape(stages, len(nets)),
         users=tuple(users),
         state_bytes=state_bytes,
         update=np.outer(speed, update).reshape(stages, len(users)),
@@ -66,4 +74,6 @@ def random_problem(seed, items=None, stages=None, tight=None, schedule=None):
         limits=np.array(limits),
         repeat=repeat,
         fill_weight=fill_weight,
+        hidden=way == "hidden",
+        idle=rng.random() < 0.25,
     )
