@@ -6,7 +6,9 @@ import heapq
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from autopart.solver.problem import Problem
+import numpy as np
+
+from autopart.solver.problem import Floats, Problem
 
 
 def orders(problem: Problem, seed: int = 0) -> Iterator[list[int]]:
@@ -88,20 +90,26 @@ def _reverse_by_number(problem: Problem) -> list[int]:
     return order
 
 
+def seconds_of_nets(problem: Problem) -> Floats:
+    """What crossing one boundary costs each net, in the mean over boundaries and stages, (nets,)."""
+    relayed = problem.transfer.mean(axis=0) if problem.stages > 1 else np.zeros(len(problem.nets))
+    return relayed + problem.touch.mean(axis=0)
+
+
 def least_cut(problem: Problem) -> list[int]:
     """Always the ready item after which the nets that cross the cut take the least time."""
-    weight = problem.transfer.mean(axis=0) if problem.stages > 1 else [0.0] * len(problem.nets)
-    unread = [len(net.readers) for net in problem.nets]
-    made: list[list[int]] = [[] for _ in range(problem.items)]
-    read: list[list[int]] = [[] for _ in range(problem.items)]
-    for n, net in enumerate(problem.nets):
-        made[net.producer].append(n)
-        for reader in net.readers:
-            read[reader].append(n)
+    weight = seconds_of_nets(problem)
+    pins = [{net.producer, *net.readers} for net in problem.nets]
+    placed = [0] * len(pins)
+    nets_of: list[list[int]] = [[] for _ in range(problem.items)]
+    for n, items in enumerate(pins):
+        for item in items:
+            nets_of[item].append(n)
 
     def growth(item: int) -> float:
-        closed = sum(weight[n] for n in read[item] if unread[n] == 1 and not problem.nets[n].to_end)
-        return float(sum(weight[n] for n in made[item]) - closed)
+        opened = sum(weight[n] for n in nets_of[item] if not placed[n])
+        closed = sum(weight[n] for n in nets_of[item] if placed[n] == len(pins[n]) - 1 and not problem.nets[n].to_end)
+        return float(opened - closed)
 
     missing = [len(p) for p in problem.predecessors]
     ready = {v for v in range(problem.items) if not missing[v]}
@@ -110,8 +118,8 @@ def least_cut(problem: Problem) -> list[int]:
         item = min(ready, key=lambda v: (growth(v), v))
         ready.remove(item)
         order.append(item)
-        for n in read[item]:
-            unread[n] -= 1
+        for n in nets_of[item]:
+            placed[n] += 1
         for after in problem.successors[item]:
             missing[after] -= 1
             if not missing[after]:

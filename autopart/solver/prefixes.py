@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopart.solver.intervals import Members, tabulate
-from autopart.solver.orders import by_priority
+from autopart.solver.orders import by_priority, seconds_of_nets
 from autopart.solver.problem import Problem
+from autopart.solver.stage_costs import pins_of
 
 # Limits on the load to try, relative to the least that the order allows: a wider one may save transfers.
 SLACK = (1.0, 1.001, 1.01)
@@ -76,11 +77,11 @@ def _coarse_cuts(problem: Problem, order: list[int], position: NDArray[np.int64]
     if problem.items <= max_cuts:
         return list(range(problem.items + 1))
     change = np.zeros(problem.items + 1)
-    mean = problem.transfer.mean(axis=0)
+    seconds = seconds_of_nets(problem)
     for n, net in enumerate(problem.nets):
-        seconds = mean[n]
-        change[position[net.producer] + 1] += seconds
-        change[problem.items if net.to_end else max(position[r] for r in net.readers) + 1] -= seconds
+        places = position[list(pins_of(net))]
+        change[places.min() + 1] += seconds[n]
+        change[problem.items if net.to_end else places.max() + 1] -= seconds[n]
     time = change.cumsum()
     done = np.cumsum(problem.work.mean(axis=0)[order])
     share = np.minimum((done / max(done[-1], 1e-300) * max_cuts).astype(np.int64), max_cuts - 1)

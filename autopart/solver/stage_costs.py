@@ -1,0 +1,237 @@
+"""What a stage between two down-sets costs: one formula for every term of the objective, by blocks of pairs.
+
+The stage between I and J, I in J, holds the items of J that are not in I. Of the P pins of a net, or users of a state,
+c(I) lie in I; it is open at I when 0 < c(I) < P. With conditions as numbers, a relayed net costs a number of I and a
+number of J (it crosses the one, or the other), and
+
+    a state is held in between:           [c(J) > 0] - [c(I) = P] - [open at I and J, c(I) = c(J)]
+    a net, or a state, is torn by it:     [open at I] + [open at J] - [open at I and J] - [open at I and J, c(I) = c(J)]
+
+So load and bytes are a number of I, plus a number of J, less a product of flags of I with flags of J, of which few are
+set at both ends: only what passes over the stage, or begins before it and ends after it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from autopart.solver.problem import Floats, Net, Problem
+
+Members = NDArray[np.bool_]
+Rows = slice | NDArray[np.int64]
+
+# Down-sets described at a time.
+CHUNK = 4096
+# Sums of bytes are differences of sums here, so they are compared with limits this much wider.
+ROUNDING = 1e-12
+
+
+class StageCosts:
+    """Load and fill of every stage between two down-sets of a family; the load is infinite where it does not fit.
+
+    Where a process holds several stages, each gets an equal share of its limits: enough for a first plan.
+
+    Args:
+        problem: The problem.
+        inside: Which items each down-set holds, (sets, items).
+    """
+
+    def __init__(self, problem: Problem, inside: Members) -> None:
+        self.problem, self.inside = problem, inside
+        sets, stages = len(inside), problem.stages
+        self._words = _words(inside)
+        self._binds = [not memory_never_binds(problem, p) for p in problem.process]
+        self._sharing = [len(problem.stages_of_process[p]) for p in problem.process]
+        pinned = _pinned(problem)
+        self._columns = columns = _columns(pinned)
+        self._flags = np.zeros((sets, len(columns.group)), dtype=bool)
+        # Numbers of I and numbers of J, for each stage (stages, sets).
+        shape = (stages, sets)
+        self.work, self._into, self._out = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._once_before, self._once_after = np.zeros(shape), np.zeros(shape)
+        self._bytes_before, self._bytes_after = np.zeros(shape), np.zeros(shape)
+        self._fill_before, self._fill_after = np.zeros(shape), np.zeros(shape)
+        for start in range(0, sets, CHUNK):
+            self._describe(slice(start, start + CHUNK), pinned)
+
+    def _describe(self, rows: slice, pinned: _Pinned) -> None:
+        problem, inside = self.problem, self.inside[rows].astype(float)
+        crossing = _crossing(problem, self.inside[rows])
+        self.work[:, rows] = problem.repeat * (problem.work @ inside.T)
+        transfer = problem.transfer @ crossing.T
+        self._into[1:, rows] = problem.repeat * transfer
+        self._out[:-1, rows] = problem.repeat * transfer
+        done = problem.fill @ inside.T
+        self._fill_after[:, rows] = problem.fill_weight * done
+        self._fill_before[:, rows] = -problem.fill_weight * done
+        self._fill_before[1:, rows] += problem.fill_weight * transfer
+
+        count = inside @ pinned.matrix
+        begun, ended = count > 0, count == pinned.size
+        opened = begun & ~ended
+        torn = pinned.torn @ opened.T
+        self._once_before[:, rows] = torn - pinned.held @ ended.T
+        self._once_after[:, rows] = torn + pinned.held @ begun.T
+        kept = problem.saved @ inside.T
+        self._bytes_after[:, rows] = kept + pinned.held_bytes @ begun.T
+        self._bytes_after[:-1, rows] += problem.send @ crossing.T
+        self._bytes_before[:, rows] = -kept - pinned.held_bytes @ ended.T
+        self._bytes_before[1:, rows] += problem.receive @ crossing.T
+        level = self._columns.level
+        self._flags[rows] = opened[:, self._columns.group] & ((level == 0) | (count[:, self._columns.group] == level))
+
+    def load(self, s: int, before: Rows, after: Rows) -> Floats:
+        """Seconds of the process of stage s for each I in `before` and J in `after`; infinite where none may be."""
+        passing = self._passing(before, after)
+        work = self.work[s, after] - self.work[s, before, None]
+        into, out = self._into[s, before, None], self._out[s, after]
+        busy = np.maximum(np.maximum(work, into), out) if self.problem.hidden else work + into + out
+        load = busy + self._once_before[s, before, None] + self._once_after[s, after]
+        if passing is not None:
+            left, right, column = passing
+            load -= (left * self._columns.load[s, column]) @ right.T
+        load *= self._sharing[s]
+        load[self._barred(before, after)] = np.inf
+        if self._binds[s]:
+            size = self._bytes_before[s, before, None] + self._bytes_after[s, after]
+            if passing is not None:
+                size -= (left * self._columns.bytes[column]) @ right.T
+            limit = self.problem.limits[self.problem.process[s]] * (1 + ROUNDING)
+            self._forbid(load, size * self._sharing[s], limit, before, after)
+        return load
+
+    def fill(self, s: int, before: Rows, after: Rows) -> Floats:
+        """Weighted seconds of filling that the stage and the boundary before it add."""
+        return self._fill_before[s, before, None] + self._fill_after[s, after]
+
+    def _passing(self, before: Rows, after: Rows) -> tuple[Floats, Floats, NDArray[np.int64]] | None:
+        """The flags that are set at both ends of some pair: of I, of J, and their columns; None without any."""
+        left, right = self._flags[before], self._flags[after]
+        column = np.flatnonzero(left.any(axis=0) & right.any(axis=0))
+        if not len(column):
+            return None
+        return left[:, column].astype(float), right[:, column].astype(float), column
+
+    def _barred(self, before: Rows, after: Rows) -> Members:
+        """Where I is not in J, or the stage would be empty and must not be."""
+        left, right = self._words[before], self._words[after]
+        barred = np.zeros((len(left), len(right)), dtype=bool)
+        undecided = np.bitwise_or.reduce(left, axis=0) & ~np.bitwise_and.reduce(right, axis=0)
+        for word in np.flatnonzero(undecided):
+            barred |= (left[:, word, None] & ~right[:, word]) != 0
+        if not self.problem.idle:
+            barred |= np.arange(len(self.inside))[before][:, None] == np.arange(len(self.inside))[after]
+        return barred
+
+    def _forbid(self, load: Floats, size: Floats, limit: float, before: Rows, after: Rows) -> None:
+        """Infinite loads where the bytes with the largest workspace are above the limit."""
+        load[size > limit] = np.inf
+        workspace = self.problem.workspace
+        left, right = np.nonzero(np.isfinite(load) & (size + workspace.max(initial=0.0) > limit))
+        size = size[left, right]
+        largest = np.zeros(len(left))
+        for level in np.unique(workspace[workspace > 0]) if len(left) else ():
+            count = self.inside[:, workspace >= level].sum(axis=1)
+            largest[count[after][right] > count[before][left]] = level
+        load[left, right] = np.where(size + largest > limit, np.inf, load[left, right])
+
+
+@dataclass(frozen=True)
+class _Pinned:
+    """Nets that are sent directly and states alike: what has pins, and is torn or held by a stage.
+
+    Attributes:
+        matrix: Whether an item is a pin, (items, groups); `size` the number of pins.
+        torn: Seconds where it is torn, `held` where a pin is in, (stages, groups); `held_bytes` (groups,).
+    """
+
+    matrix: Floats
+    size: Floats
+    torn: Floats
+    held: Floats
+    held_bytes: Floats
+
+
+def _pinned(problem: Problem) -> _Pinned:
+    sent = [n for n in range(len(problem.nets)) if problem.touch[:, n].any()]
+    pins = [pins_of(problem.nets[n]) for n in sent] + list(problem.users)
+    matrix = np.zeros((problem.items, len(pins)))
+    for g, items in enumerate(pins):
+        matrix[list(items), g] = 1.0
+    touch = problem.repeat * problem.touch[:, sent]
+    return _Pinned(
+        matrix=matrix,
+        size=matrix.sum(axis=0),
+        torn=np.concatenate([touch, problem.sync], axis=1),
+        held=np.concatenate([np.zeros_like(touch), problem.update], axis=1),
+        held_bytes=np.concatenate([np.zeros(len(sent)), problem.state_bytes]),
+    )
+
+
+def pins_of(net: Net) -> tuple[int, ...]:
+    return (net.producer, *net.readers)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """The flags of a down-set: a group is open there, and (where `level` is not 0) so many of its pins are inside.
+
+    Attributes:
+        load: What a flag at both ends takes off the load, (stages, columns); `bytes` off the bytes, (columns,).
+    """
+
+    group: NDArray[np.int64]
+    level: NDArray[np.int64]
+    load: Floats
+    bytes: Floats
+
+
+def _columns(pinned: _Pinned) -> _Columns:
+    """Of two pins, one is inside exactly where a group is open: one column serves for both."""
+    found: list[tuple[int, int]] = []
+    for g, size in enumerate(pinned.size.astype(int)):
+        lowest = 0 if size > 2 and pinned.torn[:, g].any() else 1
+        found += [(g, level) for level in range(lowest, size)]
+    groups, levels = np.array(found, dtype=np.int64).reshape(-1, 2).T
+    times_torn = np.where(pinned.size[groups] == 2, 2.0, 1.0)
+    load = pinned.torn[:, groups] * times_torn + pinned.held[:, groups] * (levels > 0)
+    return _Columns(groups, levels, load, pinned.held_bytes[groups] * (levels > 0))
+
+
+def _crossing(problem: Problem, inside: Members) -> Floats:
+    """Whether each net leaves each down-set, (sets, nets)."""
+    crossing = np.zeros((len(inside), len(problem.nets)))
+    for n, net in enumerate(problem.nets):
+        if net.backward:
+            continue
+        made = inside[:, net.producer]
+        if net.to_end:
+            crossing[:, n] = made
+        elif len(net.readers) == 1:
+            crossing[:, n] = made & ~inside[:, net.readers[0]]
+        else:
+            crossing[:, n] = made & ~inside[:, list(net.readers)].all(axis=1)
+    return crossing
+
+
+def _words(inside: Members) -> NDArray[np.uint64]:
+    """The rows as bit sets, 64 items a word."""
+    packed = np.packbits(inside, axis=1, bitorder="little")
+    padded = np.zeros((len(inside), -(-packed.shape[1] // 8) * 8), dtype=np.uint8)
+    padded[:, : packed.shape[1]] = packed
+    return padded.view(np.uint64)
+
+
+def memory_never_binds(problem: Problem, p: int) -> bool:
+    """Whether process p has room for everything at once."""
+    if not np.isfinite(problem.limits[p]):
+        return True
+    most = float(problem.workspace.max())
+    for s in problem.stages_of_process[p]:
+        most += float(problem.saved[s].sum() + problem.state_bytes.sum())
+        most += float(problem.send[s].sum()) if s < problem.stages - 1 else 0.0
+        most += float(problem.receive[s - 1].sum()) if s else 0.0
+    return most <= problem.limits[p]
