@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from autopart.degrees import plan_degrees
 from autopart.errors import UsageError
 from autopart.graph import Graph, Mode
 from autopart.inputs import find_inputs
+from autopart.microbatches import choose_count, schedule_for
 from autopart.plan import Plan
 from autopart.profiler import Outcomes, profile
 from autopart.report.plan import format_plan
@@ -102,7 +104,8 @@ def partition(
         tensor: Over how many GPUs each stage's tensors are split; "auto": whichever of the degrees that divide the
             devices (1 among them) is predicted to be fastest.
         schedule: A key of `autopart.runtime.schedules.SCHEDULES`; "auto": "1f1b" where the microbatches suffice.
-        microbatches: How many microbatches the global batch is cut into; "auto": at most four for each stage.
+        microbatches: How many microbatches the global batch is cut into; "auto": the divisor of the batch that is
+            estimated to be fastest.
         global_batch: Rows of one step, if not those of the example.
         batch_dims: Input (name or path) -> its batch dimension, or None; found by trial where left out.
         optimizer: "sgd", "sgd-momentum", "adam" or "adamw": decides the memory of its state.
@@ -133,36 +136,36 @@ def partition(
         rows = global_batch or batch.rows
         places = len(cluster.devices) // (tensor if isinstance(tensor, int) else 1)
         wanted_stages = stages if isinstance(stages, int) else places * _stages_per_process(schedule)
-        count = _microbatches(microbatches, rows, wanted_stages)
-        graph = trace(
-            model,
-            args,
-            kwargs,
-            mode=mode,
-            loss_fn=loss_fn,
-            target=target,
-            microbatches=count,
-            global_batch=rows,
-            batch_dims=batch.dims,
-            dtype=_as_dtype(dtype),
-            check=check,
-        )
-        _refuse_nothing_to_train(graph)
-        notes = [*batch.notes, *graph.notes]
-        if (sentence := obstacle(graph)) is not None:
-            notes.append(sentence)
-        if microbatches == "auto" and count > 1:
-            notes.append(
-                f"{count} microbatches of {_rows(graph.microbatch_size)}, by a rule and not by search, for splits by "
-                "hand too: fewer and larger ones (microbatches=) can be faster, above all where kernels are short"
-            )
-        graph = dataclasses.replace(graph, notes=tuple(dict.fromkeys(notes)))
+
+    capture = partial(
+        trace,
+        model,
+        args,
+        kwargs,
+        mode=mode,
+        loss_fn=loss_fn,
+        target=target,
+        global_batch=rows,
+        batch_dims=batch.dims,
+        dtype=_as_dtype(dtype),
+        check=check,
+    )
+    outcomes: Outcomes = {}
+    count = microbatches if isinstance(microbatches, int) else _first_count(rows, wanted_stages)
+    with _clock(seconds, "trace"):
+        graph = _noted(capture(microbatches=count), batch.notes)
+    if microbatches == "auto" and rows > 1:
+        with _clock(seconds, "microbatches"):
+            workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer)
+            best = choose_count(graph, cluster, workload, tensor=tensor, stages=stages, outcomes=outcomes)
+        if best.count != count:
+            with _clock(seconds, "trace"):
+                graph = capture(microbatches=best.count)
+        graph = _noted(graph, (*batch.notes, *best.notes))
     with _clock(seconds, "profile"):
-        outcomes: Outcomes = {}
         costs = profile(graph, cluster, outcomes=outcomes)
-    if schedule == "auto":
-        # torch's 1F1B needs a microbatch for every stage; with fewer, GPipe is the same schedule.
-        schedule = "1f1b" if count >= wanted_stages else "gpipe"
+    count = rows // graph.microbatch_size
+    schedule = schedule_for(schedule, count, wanted_stages)
     workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer)
     with _clock(seconds, "solve"):
         planned = plan_degrees(
@@ -197,6 +200,14 @@ def _check_options(
             raise UsageError(f'{argument} must be a positive number or "auto", not {count!r}')
 
 
+def _noted(graph: Graph, notes: Sequence[str]) -> Graph:
+    """The graph with these notes before its own, once it is known to be worth a plan."""
+    _refuse_nothing_to_train(graph)
+    sentence = obstacle(graph)
+    every = [*notes, *graph.notes, *([] if sentence is None else [sentence])]
+    return dataclasses.replace(graph, notes=tuple(dict.fromkeys(every)))
+
+
 def _refuse_nothing_to_train(graph: Graph) -> None:
     """No gradient exists where the loss depends on no parameter that requires one."""
     if graph.training is None or graph.loss is None:
@@ -218,16 +229,10 @@ def _stages_per_process(schedule: str) -> int:
     return 1 if schedule == "auto" else SCHEDULES[schedule].stages_per_process
 
 
-def _microbatches(asked: int | str, rows: int, stages: int) -> int:
-    """As asked; else the largest divisor of `rows` that is at most four for each stage."""
-    if isinstance(asked, int):
-        return asked
+def _first_count(rows: int, stages: int) -> int:
+    """The count to begin with: the largest divisor of `rows` that is at most four for each stage."""
     limit = min(rows, MICROBATCHES_PER_STAGE * stages)
     return max(m for m in range(1, limit + 1) if rows % m == 0)
-
-
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _as_tuple(inputs: Any) -> tuple[Any, ...]:
@@ -249,4 +254,4 @@ def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
 def _clock(seconds: dict[str, float], step: str) -> Iterator[None]:
     start = time.perf_counter()
     yield
-    seconds[step] = time.perf_counter() - start
+    seconds[step] = seconds.get(step, 0.0) + time.perf_counter() - start

@@ -14,7 +14,7 @@ save only while backward runs it again.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from autopart.cluster import Cluster, Device, Link
 from autopart.costs import Costs, NodeMemory, NodeTime, SavedTensor
 from autopart.graph import Graph, StateEntry
+from autopart.profiler.growth import Growth, batch_dependent, grown, resized
 from autopart.profiler.isolated import Call, Outcome, Place, Result, Runner, TensorSpec, estimate
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.recomputation import recomputed_regions
@@ -76,18 +77,33 @@ def profile(graph: Graph, cluster: Cluster, tensor_link: Link | None = None, out
     Never fails on an operator: what cannot be analysed (an opaque node, an operator without a fake implementation) is
     estimated by the bytes it touches, and `Costs.notes` says so.
     """
-    kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
-    walk = Walk(graph, kinds[0], outcomes)
+    walk = Walk(graph, cluster.devices[0].kind, outcomes)
     walk.run()
+    return _costs(walk, cluster, tensor_link, {})
+
+
+def profile_rows(
+    graph: Graph, cluster: Cluster, growths: Sequence[float], outcomes: Outcomes | None = None
+) -> Iterator[Costs]:
+    """As `profile`, estimated for microbatches of so many times the graph's rows (see `growth`)."""
+    walk = Walk(graph, cluster.devices[0].kind, outcomes)
+    walk.run()
+    depends = batch_dependent(graph)
+    for rows in growths:
+        yield _costs(walk, cluster, None, dict.fromkeys(depends, rows))
+
+
+def _costs(walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth) -> Costs:
+    kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
     link = tensor_link or cluster.intra_node
     devices = {device.name: device for device in cluster.devices}
     notes = walk.notes
     if len(kinds) > 1:
         notes = [*notes, f"Saved activations are those of a {kinds[0]} device on every device."]
     return Costs(
-        times={name: walk.times(device, link) for name, device in devices.items()},
-        memory=walk.memory,
-        saved=walk.saved(CUDA_BLOCK_BYTES if kinds[0] == "cuda" else 1),
+        times={name: walk.times(device, link, growth) for name, device in devices.items()},
+        memory={name: resized(memory, growth.get(name, 1.0)) for name, memory in walk.memory.items()},
+        saved=walk.saved(CUDA_BLOCK_BYTES if kinds[0] == "cuda" else 1, growth),
         source="analytic",
         notes=tuple(notes),
     )
@@ -147,40 +163,47 @@ class Walk:
             for region in recomputed_regions(self._graph.primary):
                 self._recompute(region)
 
-    def times(self, device: Device, link: Link) -> dict[str, NodeTime]:
+    def times(self, device: Device, link: Link, growth: Growth) -> dict[str, NodeTime]:
         """Seconds of every node on a device, with that link between ranks; equal nodes are priced once."""
-        priced: dict[int, tuple[float, float, float]] = {}
+        priced: dict[tuple[int, float, int], tuple[float, ...]] = {}
         times = {}
         for node in self.values:
             outcome = self.outcomes.get(node.name)
+            rows = growth.get(node.name, 1.0)
             if outcome is None:
                 forward = backward = backward_input = 0.0
             else:
-                if id(outcome) not in priced:
+                key = id(outcome), rows, self._state_bytes(node.name)
+                if key not in priced:
                     work = outcome.work
-                    priced[id(outcome)] = (
-                        seconds(work.forward, device, link),
-                        seconds(work.backward, device, link),
-                        seconds(work.backward_input, device, link),
+                    priced[key] = tuple(
+                        seconds(grown(steps, rows, key[-1]), device, link)
+                        for steps in (work.forward, work.backward, work.backward_input)
                     )
-                forward, backward, backward_input = priced[id(outcome)]
+                forward, backward, backward_input = priced[key]
             again = forward if node.name in self.runs_again else 0.0
+            sums = grown(self._sums.get(node.name, ()), rows, 0)
             times[node.name] = NodeTime(
                 forward_s=forward,
-                backward_input_s=again + backward_input + seconds(self._sums.get(node.name, ()), device, link),
+                backward_input_s=again + backward_input + seconds(sums, device, link),
                 # A kernel that makes both gradients at once leaves little for the weight's.
                 backward_weight_s=max(0.0, backward - backward_input)
                 + seconds(self._weight_sums.get(node.name, ()), device, link),
             )
         return times
 
-    def saved(self, block_bytes: int) -> tuple[SavedTensor, ...]:
+    def saved(self, block_bytes: int, growth: Growth) -> tuple[SavedTensor, ...]:
         """Every storage that autograd keeps, each rounded up to the allocator's block."""
-        return tuple(
-            SavedTensor(-(-storage.bytes // block_bytes) * block_bytes, storage.owner, tuple(storage.savers))
-            for storage in self._storages
-            if storage.owner is not None and storage.savers and storage.bytes
-        )
+        found = []
+        for storage in self._storages:
+            if storage.owner is not None and storage.savers and storage.bytes:
+                size = int(storage.bytes * growth.get(storage.owner, 1.0))
+                found.append(SavedTensor(-(-size // block_bytes) * block_bytes, storage.owner, tuple(storage.savers)))
+        return tuple(found)
+
+    def _state_bytes(self, name: str) -> int:
+        """Bytes of the state that a node reads."""
+        return sum(storage.bytes for storage in dict.fromkeys(self._reads[name]) if storage.owner is None)
 
     def _placeholder(self, node: fx.Node) -> Any:
         def value(tensor: torch.Tensor, requires_grad: bool) -> Value:

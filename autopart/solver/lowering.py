@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from itertools import pairwise, takewhile
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import fx
 
@@ -73,7 +72,7 @@ def lower(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stag
     backward = np.array([costs.memory[n.name].gradient_bytes if training else 0 for n in values], dtype=float)
     unsaved = np.where([n.name in kept for n in values], 0.0, forward)
     boundaries = range(stages - 1)
-    holders, state_bytes, update_bytes, sync_bytes = _states(graph, item, workload, training)
+    holders, state_bytes, update_bytes, sync_bytes = _states(graph, costs, item, workload, training)
     slowest = cluster.inter_node if len({cluster.nodes[p] for p in process}) > 1 else cluster.intra_node
 
     wholes, slices = _transfers(graph, cluster, process, values, forward, backward)
@@ -165,7 +164,7 @@ def _workspace(costs: Costs, node: fx.Node, training: bool) -> float:
 
 
 def _states(
-    graph: Graph, item: dict[fx.Node, int], workload: Workload, training: bool
+    graph: Graph, costs: Costs, item: dict[fx.Node, int], workload: Workload, training: bool
 ) -> tuple[list[tuple[str, tuple[int, ...]]], Floats, Floats, Floats]:
     """What is held by every stage that uses it: parameters, buffers, constants, and the batch's own tensors.
 
@@ -183,7 +182,7 @@ def _states(
             continue
         if node.op == "placeholder":
             spec = inputs[node.name]
-            size = _tensor_bytes(spec.shape, spec.dtype)
+            size = costs.memory[node.name].output_bytes
             holders.append((node.name, users))
             held.append(size * (workload.microbatches if spec.batch_dim is not None else 1))
             moved.append(0)
@@ -204,10 +203,6 @@ def _states(
             moved.append(0)
             synced.append(0)
     return holders, np.array(held, dtype=float), np.array(moved, dtype=float), np.array(synced, dtype=float)
-
-
-def _tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
 
 
 def _module_path(node: fx.Node) -> list[str]:

@@ -1,4 +1,9 @@
-"""The driver: from a problem to the best plan found, a proven bound, and why it stopped."""
+"""The driver: from a problem to the best plan found, a proven bound, and why it stopped.
+
+A search is a row of layers (`LAYERS`), each of which takes the answer so far and returns one that is no worse: a faster
+plan, a higher bound, or both. It ends as soon as the gap is within the tolerance. Layers count their work, not seconds,
+wherever they can, so that the same input gives the same plan in every process; the time limit is a second stop.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,7 +44,7 @@ class Answer:
 
     Attributes:
         assignment: Item -> stage, or None when no plan was found.
-        value: Its step time (infinite without a plan).
+        value: Its step time. Without a plan: that of a plan known elsewhere, which has to be beaten, or infinite.
         bound: No plan is faster than this; infinite when it is proven that none fits.
         stopped_by: "proof" (the gap is within the tolerance), "time limit" or "work limit".
         method: What proved the bound, for people.
@@ -56,21 +61,146 @@ class Answer:
         return self.value * (1 - tolerance) > self.bound
 
 
-def search(problem: Problem, tolerance: float, time_limit_s: float, start: Sequence[int] | None = None) -> Answer:
-    """Find a plan within `tolerance` of the best and prove it, or say what ran out; `start` is a first plan."""
-    deadline = time.monotonic() + time_limit_s
+@dataclass(frozen=True)
+class Budget:
+    """What a layer may spend.
+
+    Attributes:
+        tolerance: The gap at which the search ends.
+        seconds: The whole time limit; layers derive their limits in work from it.
+        deadline: When it ends, on the clock of `time.monotonic`.
+    """
+
+    tolerance: float
+    seconds: float
+    deadline: float
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+
+Layer = Callable[[Problem, Answer, Budget], Answer]
+
+
+def search(
+    problem: Problem,
+    tolerance: float,
+    time_limit_s: float,
+    start: Sequence[int] | None = None,
+    cap: float = math.inf,
+    layers: Mapping[str, Layer] | None = None,
+) -> Answer:
+    """Find a plan within `tolerance` of the best and prove it, or say what ran out.
+
+    Args:
+        start: A first plan.
+        cap: Only plans faster than this are looked for; without one, the answer has no assignment.
+        layers: A selection of `LAYERS`; all by default.
+    """
+    answer = _better(problem, Answer(None, cap, 0.0, "proof", "nothing"), start)
+    budget = Budget(tolerance, time_limit_s, time.monotonic() + time_limit_s)
+    for layer in (LAYERS if layers is None else layers).values():
+        if not answer.open(tolerance):
+            break
+        answer = layer(problem, answer, budget)
+    if answer.open(tolerance) and answer.stopped_by == "proof":
+        answer = dataclasses.replace(answer, stopped_by="time limit" if budget.left <= 0 else "work limit")
+    return _evened(problem, answer, tolerance)
+
+
+def search_any(
+    problems: Sequence[Problem],
+    tolerance: float,
+    time_limit_s: float,
+    layers: Mapping[str, Layer] | None = None,
+) -> tuple[int, Answer]:
+    """The best plan of several problems, of which any may be solved; the bound holds for all of them.
+
+    The problems are alternative shapes: orders of unequal devices, numbers of stages or of microbatches. First plans of
+    all of them come first, for the best of these is the cap under which most of the others close at once.
+
+    Returns:
+        Which problem has the plan, and the answer.
+    """
+    start = time.monotonic()
+    layers = LAYERS if layers is None else layers
+    cheap = {name: layer for name, layer in layers.items() if name in CHEAP}
+    first = [search(problem, tolerance, time_limit_s / 4, layers=cheap) for problem in problems]
+    best = min(range(len(problems)), key=lambda i: (first[i].value, first[i].bound))
+    answer, bounds, reasons = first[best], [], set()
+    for rank, i in enumerate(sorted(range(len(problems)), key=lambda i: (first[i].value, first[i].bound, i))):
+        found = first[i]
+        if answer.value * (1 - tolerance) > found.bound:
+            left = max(0.0, time_limit_s - (time.monotonic() - start)) / (len(problems) - rank)
+            known = found.assignment if found.value <= answer.value else None
+            found = search(problems[i], tolerance, left, known, answer.value, layers)
+            if found.assignment is not None and found.value <= answer.value:
+                best, answer = i, found
+            reasons.add(found.stopped_by)
+        bounds.append(found.bound)
+    bound = min(answer.value, *bounds)
+    open_ = answer.value * (1 - tolerance) > bound
+    stopped: Stop = "proof" if not open_ else "time limit" if "time limit" in reasons else "work limit"
+    return best, dataclasses.replace(answer, bound=bound, stopped_by=stopped)
+
+
+def _bounded(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """The bounds that need no search."""
     if problem.stages == 1:
         return _single(problem)
     bounds = {"even shares": simple_bound(problem), "the heaviest item's company": containment_bound(problem)}
     method, bound = max(bounds.items(), key=lambda b: b[1])
-    first_deadline = time.monotonic() + FIRST_SHARE * time_limit_s
-    best, value = first_plan(problem, bound * (1 + tolerance), first_deadline, start)
-    answer = Answer(best, value, bound, "proof", method)
-    if answer.open(tolerance):
-        answer = _by_down_sets(problem, answer, tolerance)
-    if answer.open(tolerance):
-        answer = _by_program(problem, answer, tolerance, deadline, WORK_PER_SECOND * time_limit_s)
-    return _evened(problem, answer, tolerance)
+    return dataclasses.replace(answer, bound=bound, method=method) if bound > answer.bound else answer
+
+
+def _first_plans(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """The best plan along a few orders, then along orders that keep its stages."""
+    deadline = min(budget.deadline, time.monotonic() + FIRST_SHARE * budget.seconds)
+    assignment, _ = first_plan(problem, answer.bound * (1 + budget.tolerance), deadline, answer.assignment)
+    return _better(problem, answer, assignment)
+
+
+def _down_sets(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """Exact dynamic programming, where the down-sets are few."""
+    exact = solve_down_sets(problem, budget.tolerance)
+    if exact is None:
+        return answer
+    assignment, bound = exact
+    method = "dynamic programming over down-sets"
+    return dataclasses.replace(_better(problem, answer, assignment), bound=bound, method=method)
+
+
+def _program(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """Ask for plans better than the best by the tolerance, until it is proven that there are none."""
+    work = WORK_PER_SECOND * budget.seconds
+    while answer.open(budget.tolerance):
+        if budget.left <= 0:
+            return dataclasses.replace(answer, stopped_by="time limit")
+        none = math.isinf(answer.value)
+        # A little above what has to be excluded, so that rounding cannot leave the gap a hair too wide.
+        cap = None if none else answer.value * (1 - 0.9 * budget.tolerance)
+        scale = ceiling(problem) / 100 if none else answer.value
+        result = solve_program(problem, cap, scale, budget.left, work, budget.tolerance / 2)
+        work -= result.work
+        if result.bound > answer.bound:
+            answer = dataclasses.replace(answer, bound=result.bound, method="the integer program")
+        improved = _better(problem, answer, result.assignment)
+        if not result.complete or (improved is answer and answer.open(budget.tolerance)):
+            # Out of time, or solved at the resolution of its integers with nothing that holds in floats.
+            return dataclasses.replace(improved, stopped_by="time limit" if budget.left <= 0 else "work limit")
+        answer = improved
+    return answer
+
+
+LAYERS: dict[str, Layer] = {
+    "bounds": _bounded,
+    "first plans": _first_plans,
+    "down-sets": _down_sets,
+    "integer program": _program,
+}
+# Those that every alternative of `search_any` goes through before any goes further.
+CHEAP = ("bounds", "first plans")
 
 
 def _evened(problem: Problem, answer: Answer, tolerance: float) -> Answer:
@@ -83,39 +213,6 @@ def _evened(problem: Problem, answer: Answer, tolerance: float) -> Answer:
     if not result.fits(problem) or result.step_s > min(allowed, answer.value * (1 + tolerance)):
         return answer
     return dataclasses.replace(answer, assignment=tuple(assignment), value=result.step_s)
-
-
-def _by_down_sets(problem: Problem, answer: Answer, tolerance: float) -> Answer:
-    exact = solve_down_sets(problem, tolerance)
-    if exact is None:
-        return answer
-    assignment, bound = exact
-    return dataclasses.replace(
-        _better(problem, answer, assignment), bound=bound, method="dynamic programming over down-sets"
-    )
-
-
-def _by_program(problem: Problem, answer: Answer, tolerance: float, deadline: float, work: float) -> Answer:
-    """Ask for plans better than the best by the tolerance, until it is proven that there are none."""
-    while answer.open(tolerance):
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return dataclasses.replace(answer, stopped_by="time limit")
-        none = answer.assignment is None
-        # A little above what has to be excluded, so that rounding cannot leave the gap a hair too wide.
-        cap = None if none else answer.value * (1 - 0.9 * tolerance)
-        scale = ceiling(problem) / 100 if none else answer.value
-        result = solve_program(problem, cap, scale, left, work, tolerance / 2)
-        work -= result.work
-        if result.bound > answer.bound:
-            answer = dataclasses.replace(answer, bound=result.bound, method="the integer program")
-        improved = _better(problem, answer, result.assignment)
-        if not result.complete or (improved is answer and answer.open(tolerance)):
-            # Out of time, or solved at the resolution of its integers with nothing that holds in floats.
-            late = time.monotonic() >= deadline
-            return dataclasses.replace(improved, stopped_by="time limit" if late else "work limit")
-        answer = improved
-    return answer
 
 
 def _better(problem: Problem, answer: Answer, assignment: Sequence[int] | None) -> Answer:

@@ -109,6 +109,32 @@ def _stage_count(cluster: Cluster, workload: Workload, stages: int | str) -> int
     return stages
 
 
+def first_value(
+    graph: Graph,
+    costs: Costs,
+    cluster: Cluster,
+    workload: Workload,
+    stages: int,
+    granularity: str = "auto",
+    to_beat: float = inf,
+) -> float:
+    """Step time of a first plan with this many stages, found in a moment.
+
+    Returns:
+        Infinity where no plan was found, or none can be faster than `to_beat`. Cuts fall between blocks where there are
+        enough of them, unless `granularity` is "operator".
+    """
+    lowered = lower(graph, costs, cluster, workload, stages)
+    if simple_bound(lowered.problem) >= to_beat:
+        return inf
+    operators = condense(lowered.problem, lowered.groups)[0]
+    blocks = map(tuple, block_groups(graph, lowered.calls).values())
+    problem = operators if granularity == "operator" else condense(lowered.problem, [*lowered.groups, *blocks])[0]
+    if problem.items < stages and granularity == "auto":
+        problem = operators
+    return first_plan(problem, inf, inf)[1] if problem.items >= stages else inf
+
+
 class _DoesNotFit(Exception):
     """Proven: no assignment of `lowered` keeps within the devices' memory."""
 
@@ -146,7 +172,7 @@ class _Request:
         if most < places:
             choice = choice.noting(self._used(most, places, reasons[places]))
         count, value = min(
-            ((c, self._first_value(c, choice.value)) for c in range(most - per_process, 0, -per_process)),
+            ((c, self._first(c, choice.value)) for c in range(most - per_process, 0, -per_process)),
             key=lambda p: p[1],
             default=(0, inf),
         )
@@ -161,16 +187,8 @@ class _Request:
         what = "devices" if self.cluster.inside is None else "groups of devices"
         return f"{count // per_process} of {places // per_process} {what} are used: {reason}"
 
-    def _first_value(self, stages: int, to_beat: float) -> float:
-        """Step time of a first plan with this many stages; infinite without one, or if none can be better."""
-        lowered = lower(self.graph, self.costs, self.cluster, self.workload, stages)
-        if simple_bound(lowered.problem) >= to_beat:
-            return inf
-        groups = list(lowered.groups)
-        if self.granularity == "block":
-            groups += map(tuple, block_groups(self.graph, lowered.calls).values())
-        problem = condense(lowered.problem, groups)[0]
-        return first_plan(problem, inf, inf)[1] if problem.items >= stages else inf
+    def _first(self, stages: int, to_beat: float) -> float:
+        return first_value(self.graph, self.costs, self.cluster, self.workload, stages, self.granularity, to_beat)
 
     def best(self, stages: int, time_limit_s: float) -> Choice:
         """The plan with exactly this many stages, cut as the granularity says."""

@@ -12,7 +12,7 @@ from autopart.solver.bounds import containment_bound, simple_bound
 from autopart.solver.down_sets import solve_down_sets
 from autopart.solver.integer_program import ceiling, solve_program
 from autopart.solver.score import score
-from autopart.solver.search import search
+from autopart.solver.search import LAYERS, search, search_any
 
 EXACT = 1e-4
 
@@ -36,6 +36,34 @@ def test_the_search_finds_the_optimum_and_proves_it(seed):
     assert answer.stopped_by == "proof"
     assert simple_bound(problem) <= best * (1 + 1e-9)
     assert containment_bound(problem) <= best * (1 + 1e-9)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.lists(st.integers(0, 10**9), min_size=2, max_size=4))
+def test_the_best_of_several_problems_is_found_and_proven(seeds):
+    problems = [random_problem(seed) for seed in seeds]
+    values = [optimum(problem) for problem in problems]
+    which, answer = search_any(problems, EXACT, 30.0)
+    if math.isinf(min(values)):
+        assert answer.assignment is None and answer.bound == math.inf
+        return
+    value, _, _ = value_and_memory(problems[which], answer.assignment)
+    assert legal(problems[which], answer.assignment)
+    assert answer.value == pytest.approx(value, rel=1e-12)
+    assert min(values) <= value * (1 + 1e-12) <= min(values) * (1 + 2 * EXACT)
+    assert answer.bound <= min(values) * (1 + 1e-9) and answer.stopped_by == "proof"
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9), st.sampled_from(sorted(LAYERS)))
+def test_without_any_one_layer_the_plan_is_legal_and_the_bound_holds(seed, left_out):
+    problem = random_problem(seed)
+    answer = search(problem, EXACT, 30.0, layers={name: layer for name, layer in LAYERS.items() if name != left_out})
+    best = optimum(problem)
+    assert answer.bound <= best * (1 + 1e-9)
+    if answer.assignment is not None:
+        assert legal(problem, answer.assignment)
+        assert best <= answer.value * (1 + 1e-12)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
