@@ -1,27 +1,68 @@
-"""Exact plans of narrow graphs: the best chain among all down-sets (see `intervals`)."""
+"""Exact plans of narrow graphs: the best chain among all down-sets, as far as a plan below a cap may use them.
+
+Let F be all work at every item's fastest stage, f(I) the part of it in I, and c_s the least ratio of the seconds of
+stage s to the fastest. Under a load of at most L, stage s takes at most L / c_s of it. So if a plan's cost is to stay
+below a cap, L is the cap less the least filling, and
+
+    F - sum over t > s of L / c_t  <=  f(I after stage s)  <=  sum over t <= s of L / c_t,       f(J) - f(I) <= L / c_s
+
+keeps few of the down-sets for each boundary, and few pairs of them for each stage (`intervals` has the recursion).
+"""
 
 from __future__ import annotations
 
-from autopart.solver.intervals import Members, tabulate
-from autopart.solver.problem import Problem, membership
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
 
-# Pairs of down-sets are tabulated, so this many take a few hundred megabytes and a second.
-MOST_DOWN_SETS = 1200
+import numpy as np
+from numpy.typing import NDArray
+
+from autopart.solver.bounds import simple_bound
+from autopart.solver.intervals import Extend, Intervals
+from autopart.solver.problem import Floats, Problem, membership
+from autopart.solver.stage_costs import Members, StageCosts
+
+# Down-sets, pairs looked at, and pairs kept, all stages together: some ten seconds, and a gigabyte.
+MOST_SETS = 60_000
+MOST_PAIRS = 1_000_000_000
+MOST_KEPT = 30_000_000
+Rows = NDArray[np.int64]
+
+# Pairs are looked at in blocks of this many sets before and after a stage.
+BEFORE, AFTER = 256, 2048
+# Room for the roundings of sums, so that nothing below the cap is lost.
+ROUNDING = 1e-9
+# Without a cap, these are tried in turn, relative to a lower bound.
+CAPS = (1.02, 1.1, 1.3, 2.0, 4.0, 16.0, math.inf)
 
 
-def solve_down_sets(problem: Problem, tolerance: float) -> tuple[list[int] | None, float] | None:
-    """The best assignment and a lower bound within `tolerance` of it; (None, infinity) if none fits.
+def solve_down_sets(
+    problem: Problem, tolerance: float, cap: float = math.inf, most_pairs: int = MOST_PAIRS
+) -> tuple[list[int] | None, float] | None:
+    """The best assignment that costs less than `cap`, and a lower bound.
 
-    None if the graph has too many down-sets, or processes hold several stages: then a load is not of one interval.
+    Returns:
+        The assignment, if any costs less than the cap, and a bound within `tolerance` of its cost. If none does: no
+        assignment, and the cap as the bound, for no assignment costs less; infinity, where no cap was given and nothing
+        fits. None if the graph has too many down-sets or pairs of them, or if processes hold several stages: then a
+        load is not of one interval.
     """
     if problem.processes != problem.stages:
         return None
-    inside = down_sets(problem, MOST_DOWN_SETS)
+    inside = down_sets(problem, MOST_SETS)
     if inside is None:
         return None
-    table = tabulate(problem, inside)
-    chain, bound = table.optimum(tolerance)
-    return (None, bound) if chain is None else (table.assignment(chain), bound)
+    lowest = simple_bound(problem)
+    caps = (cap,) if math.isfinite(cap) else tuple(lowest * c for c in CAPS) if lowest else (cap,)
+    for limit in caps:
+        table = _band(problem, inside, limit, most_pairs)
+        if table is None:
+            return None
+        chain, bound = table.optimum(tolerance)
+        if chain is not None and table.worst(chain) + table.total_fill(chain) < limit:
+            return table.assignment(chain), min(bound, limit)
+    return None, cap
 
 
 def down_sets(problem: Problem, most: int) -> Members | None:
@@ -42,3 +83,92 @@ def down_sets(problem: Problem, most: int) -> Members | None:
             return None
         level = larger
     return membership(found, problem.items)
+
+
+@dataclass(frozen=True, eq=False)
+class SparsePairs:
+    """The pairs of a stage that may be in a plan below the cap: sets before and after it, by the one after, and loads.
+
+    Attributes:
+        first: Where the pairs of each set after the stage begin, (sets + 1,).
+    """
+
+    before: NDArray[np.int64]
+    load: Floats
+    first: NDArray[np.int64]
+
+    def least(self, values: Floats, extend: Extend) -> Floats:
+        least = np.full(len(values), np.inf)
+        some = np.flatnonzero(np.diff(self.first))
+        if len(some):
+            least[some] = np.minimum.reduceat(extend(values[self.before], self.load), self.first[some])
+        return least
+
+    def into(self, after: int) -> tuple[NDArray[np.int64], Floats]:
+        pairs = slice(self.first[after], self.first[after + 1])
+        return self.before[pairs], self.load[pairs]
+
+
+def _band(problem: Problem, inside: Members, cap: float, most_pairs: int) -> Intervals | None:
+    """The stages that a plan of at most `cap` may have, and no few others; None if there are too many to look at."""
+    share = problem.repeat * problem.work.min(axis=0)
+    busy = share > 0
+    slowness = (problem.repeat * problem.work[:, busy] / share[busy]).min(axis=1, initial=np.inf)
+    slowness = np.where(np.isfinite(slowness), slowness, 1.0)
+
+    done = inside @ share
+    done[-1] = done.max()  # whatever the roundings
+    order = np.lexsort((inside.sum(axis=1), done))
+    inside, done = inside[order], done[order]
+    least_fill = problem.fill_weight * float(problem.fill.min(axis=0).sum())
+    windows = _windows(done, (cap - least_fill) / slowness)
+    keep = np.flatnonzero(windows.any(axis=0) | np.isin(np.arange(len(done)), [0, len(done) - 1]))
+    inside, done = inside[keep], done[keep]
+
+    costs = StageCosts(problem, inside)
+    fill = costs.boundary_fill
+    least = np.where(windows[:, keep], fill, np.inf).min(axis=1)
+    limit = cap - float(least.sum())
+    spare = limit - float(done[-1]) / float((1 / slowness).sum())
+    windows = _windows(done, limit / slowness) & (fill - least[:, None] <= spare + ROUNDING * abs(cap))
+    room = ROUNDING * float(done[-1])
+    pairs: list[SparsePairs] = []
+    reached, looked, kept = np.array([0]), 0, 0
+    for s, window in enumerate(windows):
+        blocks = []
+        for before, after in _blocks(done, reached, np.flatnonzero(window), limit / slowness[s] + room):
+            looked += len(before) * len(after)
+            if looked > most_pairs or kept > MOST_KEPT:
+                return None
+            load = costs.load(s, before, after)
+            i, j = np.nonzero(load <= limit * (1 + ROUNDING))
+            blocks.append((before[i], after[j], load[i, j]))
+            kept += len(i)
+        pairs.append(_by_set_after(blocks, len(inside)))
+        reached = np.flatnonzero(np.diff(pairs[-1].first))
+    return Intervals(inside, pairs, fill)
+
+
+def _windows(done: Floats, most: Floats) -> NDArray[np.bool_]:
+    """Which down-sets may end each stage (stages, sets), when stage s takes at most `most[s]` of the work."""
+    room = ROUNDING * done[-1]
+    upto = np.cumsum(most)
+    rest = np.append(np.cumsum(most[:0:-1])[::-1], 0.0)
+    return (done <= upto[:, None] + room) & (done >= done[-1] - rest[:, None] - room)
+
+
+def _blocks(done: Floats, before: Rows, after: Rows, most: float) -> Iterator[tuple[Rows, Rows]]:
+    """Blocks with all pairs that have at most `most` work between them; both lists are in order of work."""
+    for start in range(0, len(before), BEFORE):
+        rows = before[start : start + BEFORE]
+        first, end = np.searchsorted(done[after], [done[rows[0]], done[rows[-1]] + most])
+        for column in range(int(first), int(end), AFTER):
+            yield rows, after[column : min(column + AFTER, int(end))]
+
+
+def _by_set_after(blocks: list[tuple[Rows, Rows, Floats]], sets: int) -> SparsePairs:
+    none = np.zeros(0, dtype=np.int64)
+    before, after, load = (np.concatenate(parts) for parts in zip((none, none, np.zeros(0)), *blocks, strict=True))
+    order = np.argsort(after, kind="stable")
+    first = np.concatenate([[0], np.bincount(after, minlength=sets).cumsum()])
+    return SparsePairs(before[order], load[order], first)

@@ -3,40 +3,68 @@
 A down-set is what lies in the stages before a boundary: with an item, all that its value is made from. The stage
 between two down-sets I and J, I in J, has the items of J that are not in I, and all it costs depends on I and J alone:
 relays, because a net that crosses both boundaries crosses them whatever else is decided; even direct transfers and the
-synchronisation of a state, because another stage has a pin or a user exactly when there is one outside J - I. So for a
-limit L on the load
+synchronisation of a state, because another stage has a pin or a user exactly when there is one outside J - I. Filling
+the pipeline even costs a sum over the boundaries. So for a limit L on the load
 
-    least[s][J] = min over I of least[s - 1][I] + fill of (I, J) at stage s,   where load(s, I, J) <= L and it fits
+    least[s][J] = fill[s][J] + min over I of least[s - 1][I],   where load(s, I, J) <= L and it fits
 
 is exact for the family, and with max for + it gives the least possible L.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
+from autopart.solver.chains import least_sum
 from autopart.solver.problem import Floats, Problem
 from autopart.solver.stage_costs import Members, StageCosts
 from autopart.solver.stage_costs import memory_never_binds as memory_never_binds
 
+# From what is least up to I, and the load of the stage after it: what is least up to J by way of I.
+Extend = Callable[[Floats, Floats], Floats]
+
+
+class Pairs(Protocol):
+    """The loads of one stage between the down-sets that may enclose it."""
+
+    def least(self, values: Floats, extend: Extend) -> Floats:
+        """For each J the least, over I, of `values` at I extended by the stage, (sets,); infinite where no I is."""
+
+    def into(self, after: int) -> tuple[NDArray[np.int64], Floats]:
+        """The sets I before `after`, and the loads between."""
+
+
+@dataclass(frozen=True, eq=False)
+class DensePairs:
+    """All pairs of a small family: `load` (sets, sets), infinite where the pair is no stage or does not fit."""
+
+    load: Floats
+
+    def least(self, values: Floats, extend: Extend) -> Floats:
+        return extend(values[:, None], self.load).min(axis=0)
+
+    def into(self, after: int) -> tuple[NDArray[np.int64], Floats]:
+        return np.arange(len(self.load)), self.load[:, after]
+
 
 @dataclass(frozen=True, eq=False)
 class Intervals:
-    """Load and fill of every stage between two down-sets of a family.
+    """The stages between the down-sets of a family.
 
     Attributes:
         inside: Which items each down-set holds, (sets, items); the first is empty, the last is everything.
-        load: For each stage (sets, sets), infinite where the pair is no stage or does not fit.
-        fill: For each stage (sets, sets).
+        pairs: For each stage the loads between two sets.
+        fill: Weighted seconds of filling for each stage and the set after it, (stages, sets).
     """
 
     inside: Members
-    load: list[Floats]
-    fill: list[Floats]
+    pairs: Sequence[Pairs]
+    fill: Floats
 
     def assignment(self, chain: list[int]) -> list[int]:
         """The stage of each item, for the down-sets of all boundaries, first and last included."""
@@ -46,67 +74,52 @@ class Intervals:
         return [int(s) for s in stage]
 
     def worst(self, chain: list[int]) -> float:
-        return float(max(self.load[s][i, j] for s, (i, j) in enumerate(pairwise(chain))))
+        """The largest load of a chain; infinite if it has a pair that is no stage."""
+        loads = []
+        for s, pairs in enumerate(self.pairs):
+            before, load = pairs.into(chain[s + 1])
+            loads.append(load[before == chain[s]].min(initial=np.inf))
+        return float(max(loads))
 
     def total_fill(self, chain: list[int]) -> float:
-        return float(sum(self.fill[s][i, j] for s, (i, j) in enumerate(pairwise(chain))))
+        return float(sum(self.fill[s, after] for s, after in enumerate(chain[1:])))
 
     def least_load(self) -> list[int] | None:
         """The chain whose worst load is least."""
-        return self._chain(lambda s, least: np.maximum(least[:, None], self.load[s]))
+        return self._chain(np.maximum, np.zeros_like(self.fill))
 
     def least_fill(self, limit: float) -> list[int] | None:
         """The chain with the least fill among those whose loads are at most `limit`."""
-        return self._chain(lambda s, least: np.where(self.load[s] <= limit, least[:, None] + self.fill[s], np.inf))
+        return self._chain(lambda values, load: np.where(load <= limit, values, np.inf), self.fill)
 
     def most_even(self, limit: float) -> list[int] | None:
         """The chain with the least sum of squared loads among those whose loads are at most `limit`."""
-        return self._chain(lambda s, least: np.where(self.load[s] <= limit, least[:, None] + self.load[s] ** 2, np.inf))
+        return self._chain(
+            lambda values, load: np.where(load <= limit, values + load**2, np.inf), np.zeros_like(self.fill)
+        )
 
-    def _chain(self, extend: Callable[[int, Floats], Floats]) -> list[int] | None:
-        count = len(self.inside)
-        least = np.full(count, np.inf)
-        least[0] = 0.0
-        choice = []
-        for s in range(len(self.load)):
-            value = extend(s, least)
-            best = value.argmin(axis=0)
-            least = value[best, np.arange(count)]
-            choice.append(best)
-        if not np.isfinite(least[-1]):
+    def _chain(self, extend: Extend, fill: Floats) -> list[int] | None:
+        last = len(self.inside) - 1
+        least = [np.full(last + 1, np.inf)]
+        least[0][0] = 0.0
+        for pairs, own in zip(self.pairs, fill, strict=True):
+            least.append(pairs.least(least[-1], extend) + own)
+        if not np.isfinite(least[-1][last]):
             return None
-        chain = [count - 1]
-        for best in reversed(choice):
-            chain.append(int(best[chain[-1]]))
+        chain = [last]
+        for s in reversed(range(len(self.pairs))):
+            before, load = self.pairs[s].into(chain[-1])
+            chain.append(int(before[extend(least[s][before], load).argmin()]))
         return chain[::-1]
 
     def optimum(self, tolerance: float) -> tuple[list[int] | None, float]:
-        """The chain of least worst load plus fill, and a lower bound within `tolerance` of it; none if none fits.
-
-        If the chain of least fill under a limit L has load l and fill f, then every chain with a load from l to L costs
-        at least l + f; so the next limit is below l, until even the least load with fill f could not be better.
-        """
-        chain = self.least_load()
-        if chain is None:
-            return None, np.inf
-        lowest = self.worst(chain)
-        best, value = chain, lowest + self.total_fill(chain)
-        limit = np.inf
-        while True:
-            chain = self.least_fill(limit)
-            if chain is None:
-                return best, value
-            load, fill = self.worst(chain), self.total_fill(chain)
-            if load + fill < value:
-                best, value = chain, load + fill
-            if lowest + fill >= value * (1 - tolerance):
-                return best, min(value, lowest + fill)
-            limit = float(np.nextafter(min(load, value - fill), -np.inf))
+        """The chain of least worst load plus fill, and a lower bound within `tolerance` of it; none if none fits."""
+        return least_sum(self, tolerance)
 
 
 def tabulate(problem: Problem, inside: Members) -> Intervals:
-    """Load and fill of every stage between two of the down-sets."""
+    """The stages between any two of a few down-sets."""
     costs, every = StageCosts(problem, inside), slice(None)
-    load = [costs.load(s, every, every) for s in range(problem.stages)]
-    fill = [costs.fill(s, every, every) for s in range(problem.stages)]
-    return Intervals(inside, load, fill)
+    return Intervals(
+        inside, [DensePairs(costs.load(s, every, every)) for s in range(problem.stages)], costs.boundary_fill
+    )

@@ -30,12 +30,11 @@ ROUNDING = 1e-12
 
 
 class StageCosts:
-    """Load and fill of every stage between two down-sets of a family; the load is infinite where it does not fit.
+    """Load and fill of every stage between two down-sets of a family.
 
     Where a process holds several stages, each gets an equal share of its limits: enough for a first plan.
 
     Args:
-        problem: The problem.
         inside: Which items each down-set holds, (sets, items).
     """
 
@@ -50,7 +49,7 @@ class StageCosts:
         self._flags = np.zeros((sets, len(columns.group)), dtype=bool)
         # Numbers of I and numbers of J, for each stage (stages, sets).
         shape = (stages, sets)
-        self.work, self._into, self._out = np.zeros(shape), np.zeros(shape), np.zeros(shape)
+        self._work, self._into, self._out = np.zeros(shape), np.zeros(shape), np.zeros(shape)
         self._once_before, self._once_after = np.zeros(shape), np.zeros(shape)
         self._bytes_before, self._bytes_after = np.zeros(shape), np.zeros(shape)
         self._fill_before, self._fill_after = np.zeros(shape), np.zeros(shape)
@@ -58,9 +57,10 @@ class StageCosts:
             self._describe(slice(start, start + CHUNK), pinned)
 
     def _describe(self, rows: slice, pinned: _Pinned) -> None:
+        """Fill in the rows of some down-sets; counts are exact in single precision."""
         problem, inside = self.problem, self.inside[rows].astype(float)
         crossing = _crossing(problem, self.inside[rows])
-        self.work[:, rows] = problem.repeat * (problem.work @ inside.T)
+        self._work[:, rows] = problem.repeat * (problem.work @ inside.T)
         transfer = problem.transfer @ crossing.T
         self._into[1:, rows] = problem.repeat * transfer
         self._out[:-1, rows] = problem.repeat * transfer
@@ -69,7 +69,7 @@ class StageCosts:
         self._fill_before[:, rows] = -problem.fill_weight * done
         self._fill_before[1:, rows] += problem.fill_weight * transfer
 
-        count = inside @ pinned.matrix
+        count = inside.astype(np.float32) @ pinned.matrix
         begun, ended = count > 0, count == pinned.size
         opened = begun & ~ended
         torn = pinned.torn @ opened.T
@@ -86,7 +86,7 @@ class StageCosts:
     def load(self, s: int, before: Rows, after: Rows) -> Floats:
         """Seconds of the process of stage s for each I in `before` and J in `after`; infinite where none may be."""
         passing = self._passing(before, after)
-        work = self.work[s, after] - self.work[s, before, None]
+        work = self._work[s, after] - self._work[s, before, None]
         into, out = self._into[s, before, None], self._out[s, after]
         busy = np.maximum(np.maximum(work, into), out) if self.problem.hidden else work + into + out
         load = busy + self._once_before[s, before, None] + self._once_after[s, after]
@@ -106,6 +106,13 @@ class StageCosts:
     def fill(self, s: int, before: Rows, after: Rows) -> Floats:
         """Weighted seconds of filling that the stage and the boundary before it add."""
         return self._fill_before[s, before, None] + self._fill_after[s, after]
+
+    @property
+    def boundary_fill(self) -> Floats:
+        """The same as a number of the set after each stage, (stages, sets): its sum over a chain is the chain's."""
+        fill = self._fill_after.copy()
+        fill[:-1] += self._fill_before[1:]
+        return fill
 
     def _passing(self, before: Rows, after: Rows) -> tuple[Floats, Floats, NDArray[np.int64]] | None:
         """The flags that are set at both ends of some pair: of I, of J, and their columns; None without any."""
@@ -148,7 +155,7 @@ class _Pinned:
         torn: Seconds where it is torn, `held` where a pin is in, (stages, groups); `held_bytes` (groups,).
     """
 
-    matrix: Floats
+    matrix: NDArray[np.float32]
     size: Floats
     torn: Floats
     held: Floats
@@ -158,13 +165,13 @@ class _Pinned:
 def _pinned(problem: Problem) -> _Pinned:
     sent = [n for n in range(len(problem.nets)) if problem.touch[:, n].any()]
     pins = [pins_of(problem.nets[n]) for n in sent] + list(problem.users)
-    matrix = np.zeros((problem.items, len(pins)))
+    matrix = np.zeros((problem.items, len(pins)), dtype=np.float32)
     for g, items in enumerate(pins):
         matrix[list(items), g] = 1.0
     touch = problem.repeat * problem.touch[:, sent]
     return _Pinned(
         matrix=matrix,
-        size=matrix.sum(axis=0),
+        size=matrix.sum(axis=0, dtype=float),
         torn=np.concatenate([touch, problem.sync], axis=1),
         held=np.concatenate([np.zeros_like(touch), problem.update], axis=1),
         held_bytes=np.concatenate([np.zeros(len(sent)), problem.state_bytes]),

@@ -1,0 +1,131 @@
+"""The dynamic program over down-sets: exact below any cap, against brute force; and it stops where its work ends."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from partition_oracle import legal, optimum, value_and_memory
+from random_problems import random_problem
+
+from autopart.solver import down_sets as module
+from autopart.solver.down_sets import down_sets, solve_down_sets
+from autopart.solver.problem import Net
+from autopart.solver.score import score
+from autopart.solver.stage_costs import StageCosts
+
+EXACT = 1e-4
+
+
+def _optimum_of(problem, answer, best, cap):
+    """The answer's promises, given the optimum by brute force."""
+    assignment, bound = answer
+    if assignment is None:
+        assert best >= cap * (1 - 1e-9)
+        assert bound == cap
+        return
+    assert legal(problem, assignment)
+    value, memory, _ = value_and_memory(problem, assignment)
+    assert all(m <= limit for m, limit in zip(memory, problem.limits, strict=True))
+    assert value < cap * (1 + 1e-9)
+    assert best <= value * (1 + 1e-12) <= best * (1 + 2 * EXACT)
+    assert value * (1 - 2 * EXACT) <= bound <= best * (1 + 1e-9)
+
+
+@settings(max_examples=600, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 10**9),
+    st.sampled_from(["1f1b", "gpipe"]),
+    st.sampled_from(["relayed", "direct", "hidden"]),
+    st.sampled_from([0.5, 0.999, 1.001, 1.05, 1.5, math.inf]),
+)
+def test_the_best_plan_below_any_cap_is_found(seed, schedule, travel, share):
+    problem = random_problem(seed, schedule=schedule, travel=travel)
+    best = optimum(problem)
+    cap = best * share if math.isfinite(best) else 100.0 * share
+    _optimum_of(problem, solve_down_sets(problem, EXACT, cap), best, cap)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9), st.integers(1, 3), st.integers(1, 3))
+def test_blocks_of_any_size_give_the_same(seed, before, after):
+    problem = random_problem(seed, schedule="1f1b")
+    whole = solve_down_sets(problem, EXACT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "BEFORE", before)
+        patch.setattr(module, "AFTER", after)
+        assert solve_down_sets(problem, EXACT) == whole
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9), st.randoms(use_true_random=False))
+def test_a_stage_costs_what_the_definition_says_whatever_the_others_are(seed, random):
+    problem = random_problem(seed, schedule="1f1b", tight=False)
+    inside = down_sets(problem, 10**6)
+    costs = StageCosts(problem, inside)
+    chain = _random_chain(problem, inside, random)
+    stage = (~inside[chain[1:-1]]).sum(axis=0)
+    result = score(problem, stage)
+    for s in range(problem.stages):
+        load = costs.load(s, np.array([chain[s]]), np.array([chain[s + 1]]))
+        assert load.item() == pytest.approx(result.loads_s[s], rel=1e-9, abs=1e-9)
+    value, _, _ = value_and_memory(problem, [int(s) for s in stage])
+    fill = sum(costs.boundary_fill[s, chain[s + 1]] for s in range(problem.stages))
+    assert fill + result.loads_s.max() == pytest.approx(value, rel=1e-9, abs=1e-9)
+
+
+def _random_chain(problem, inside, random):
+    """Down-sets of all boundaries that leave no stage empty unless that is allowed."""
+    order = sorted(range(problem.items), key=lambda v: v)  # items are numbered in topological order
+    draw = random.choices if problem.idle else random.sample
+    cuts = sorted(draw(range(0 if problem.idle else 1, problem.items), k=problem.stages - 1))
+    rows = {row.tobytes(): i for i, row in enumerate(inside)}
+    sets = [np.isin(np.arange(problem.items), order[:cut]) for cut in (0, *cuts, problem.items)]
+    return [rows[one.tobytes()] for one in sets]
+
+
+@pytest.mark.parametrize("branches, length", [(2, 3), (3, 4), (4, 2)])
+def test_the_down_sets_of_parallel_chains_are_all_there(branches, length):
+    nets = [Net(0, tuple(1 + b * length for b in range(branches)))]
+    last = 1 + branches * length
+    for v in range(1, last):
+        nets.append(Net(v, (v + 1 if v % length else last,)))
+    problem = _plain(nets, last + 1, 3)
+    found = down_sets(problem, 10**6)
+    assert len(found) == (length + 1) ** branches + 2  # nothing; the first item and a prefix of each branch; everything
+    assert len(np.unique(found, axis=0)) == len(found)
+    assert not found[0].any() and found[-1].all()
+    assert all(row[net.producer] or not row[r] for row in found for net in nets for r in net.readers)
+    assert down_sets(problem, len(found) - 1) is None
+
+
+def test_it_says_when_its_work_ends_instead_of_answering():
+    problem = _plain([Net(v, (v + 1,)) for v in range(19)], 20, 3)
+    assert solve_down_sets(problem, EXACT, most_pairs=10) is None
+    assert solve_down_sets(problem, EXACT) is not None
+
+
+def _plain(nets, items, stages):
+    """A second an item, a hundredth a transfer, 4 microbatches."""
+    problem = random_problem(0, items=items, stages=stages, schedule="1f1b", travel="relayed", tight=False)
+    none, per_net = np.zeros((stages, 0)), np.zeros((stages - 1, len(nets)))
+    return dataclasses.replace(
+        problem,
+        work=np.ones((stages, items)),
+        fill=np.ones((stages, items)),
+        nets=tuple(nets),
+        transfer=per_net + 0.01,
+        send=per_net,
+        receive=per_net,
+        touch=np.zeros((stages, len(nets))),
+        users=(),
+        state_bytes=np.zeros(0),
+        update=none,
+        sync=none,
+        limits=np.full(stages, np.inf),
+        repeat=3.0,
+        fill_weight=1.0,
+        idle=False,
+    )
