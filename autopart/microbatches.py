@@ -82,6 +82,8 @@ def schedule_for(schedule: str, microbatches: int, stages: int) -> str:
 
 
 def _value(graph: Graph, costs: Costs, places: Cluster, workload: Workload, stages: int) -> float:
+    if stages > len(places) * _per_process(workload.schedule):
+        return inf
     if workload.microbatches < stages and workload.schedule not in ANY_COUNT:
         return inf
     name = schedule_for(workload.schedule, workload.microbatches, stages)
@@ -95,12 +97,15 @@ def _degrees(cluster: Cluster) -> list[int]:
 
 def _stage_counts(places: int, schedule: str) -> list[int]:
     """A stage for each place, half as many, and so on to one."""
-    per_process = 1 if schedule == "auto" else SCHEDULES[schedule].stages_per_process
     counts = []
     while places >= 1:
-        counts.append(places * per_process)
+        counts.append(places * _per_process(schedule))
         places //= 2
     return counts
+
+
+def _per_process(schedule: str) -> int:
+    return 1 if schedule == "auto" else SCHEDULES[schedule].stages_per_process
 
 
 def _together(cluster: Cluster, t: int) -> Cluster:

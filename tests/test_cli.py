@@ -171,8 +171,10 @@ def test_a_package_is_verified_and_one_that_was_changed_fails(
     assert set(report["worst_relative_error"]) == {"output", "loss", "gradient", "buffer", "weight_after_steps"}
     changed = tmp_path / "changed"
     shutil.copytree(package, changed)
-    blocks = changed / "blocks.py"
-    blocks.write_text(blocks.read_text().replace("nn.GELU()", "nn.SiLU()"))
+    written = [path for path in changed.glob("*.py") if "nn.GELU()" in path.read_text()]
+    for path in written:
+        path.write_text(path.read_text().replace("nn.GELU()", "nn.SiLU()"))
+    assert written
     assert main(["verify", str(changed), "--processes", "1"]) == 5
     assert "NOT equal" in capsys.readouterr().out
     assert main(["verify", str(package), "--processes", "1", "--model", "zoo:gpt?layers=1&width=32&heads=2"]) == 2
