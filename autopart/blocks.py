@@ -65,6 +65,22 @@ def find_blocks(graph: Graph, capture: Capture) -> dict[str, str]:
     return {node.name: label[together[atom[node]]] for node in calls}
 
 
+def spans(labels: Iterable[str]) -> str:
+    """Labels of blocks for people, runs of numbers together: "h.0-3, h.7, norm"."""
+    runs: list[tuple[str, int | None, int | None]] = []
+    for label in labels:
+        path, _, last = label.rpartition(".")
+        number = int(last) if last.isdecimal() else None
+        if number is not None and runs and runs[-1][0] == path and runs[-1][2] == number - 1:
+            runs[-1] = (path, runs[-1][1], number)
+        else:
+            runs.append((path if number is not None else label, number, number))
+    return ", ".join(
+        path if first is None else f"{path}.{first}".lstrip(".") + (f"-{last}" if last != first else "")
+        for path, first, last in runs
+    )
+
+
 def _call_tree(calls: Iterable[fx.Node]) -> _Call:
     root = _Call("", "", "")
     for node in calls:

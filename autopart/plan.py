@@ -44,6 +44,8 @@ class StagePlan:
 
     Attributes:
         sliced: Values that every tensor rank holds alike and sends on in slices (see `solver.crossing`).
+        recomputed: Labels of blocks (see `autopart.blocks`) that backward computes again instead of keeping what they
+            saved; forward and backward times and memory are those with it.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -57,6 +59,7 @@ class StagePlan:
     peak_memory_bytes: int
     memory_limit_bytes: int
     sliced: tuple[str, ...] = ()
+    recomputed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -243,6 +246,12 @@ def _check(plan: Plan, where: str) -> None:
         raise InputFileError(
             f"{where}: key 'per_stage' has {len(plan.per_stage)} stages, 'strategy.stages' is {stages}"
         )
+    again = [label for placed in plan.per_stage for label in placed.recomputed]
+    if len(set(again)) < len(again):
+        twice = next(label for i, label in enumerate(again) if label in again[:i])
+        raise InputFileError(f"{where}: key 'per_stage': block {_short(twice)} stands twice under 'recomputed'")
+    if again and plan.mode == "inference":
+        raise InputFileError(f"{where}: key 'per_stage': blocks are recomputed in training only")
     tensor = plan.strategy.tensor
     for number, placed in enumerate(plan.per_stage):
         if len(set(placed.devices)) != len(placed.devices) or len(placed.devices) != tensor:

@@ -40,7 +40,7 @@ class Body:
     def lines(self) -> list[str]:
         """The statements, indented by nothing."""
         items = find_loops(self.call, self.form, self.forms)
-        statements = split(items, self.call, self.hints)
+        statements = split(items, self.call, self.hints, self.forms.checkpoints)
         self._name_inputs()
         out = Writer(frame_context(self.call))
         self.last_use = self._liveness(statements)

@@ -140,7 +140,7 @@ class Forms:
             form.shape = _container(module)
             form.token = (form.shape, own, children)
             return form
-        if _is_chain(module) and not own:
+        if _is_chain(module, self.checkpoints) and not own:
             form.shape = "sequential"
             form.token = ("sequential", children)
             return form
@@ -214,7 +214,7 @@ def _container(module: Module) -> str:
     return "dict" if valid and (digits or module.kind == "ModuleDict") else "namespace"
 
 
-def _is_chain(module: Module) -> bool:
+def _is_chain(module: Module, checkpoints: set[Frame]) -> bool:
     """Whether every call passes one tensor through the children in order, as `nn.Sequential` does."""
     if not module.children or module.state or module.kind != "Sequential":
         return False
@@ -224,6 +224,8 @@ def _is_chain(module: Module) -> bool:
         if not passes_on(call) or [f.path for f in frames] != order:
             return False
         if any(frame_mode(f) != "both" or frame_context(f) != frame_context(call) for f in frames):
+            return False
+        if any(f in checkpoints for f in frames):
             return False
     return all(len(m.calls) == len(module.calls) for m in module.children.values())
 

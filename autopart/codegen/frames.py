@@ -7,7 +7,7 @@ and its operations stand together; otherwise its operations move up into the cal
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -37,6 +37,11 @@ class Frame:
     outputs: list[Value] = field(default_factory=list)
     state: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def label(self) -> str:
+        """What `autopart.blocks` calls a block that is this call."""
+        return self.path + (f"@{self.key.rpartition('@')[2]}" if "@" in self.key else "")
+
     def operations(self) -> Iterator[Op]:
         for item in self.body:
             if isinstance(item, Frame):
@@ -52,15 +57,22 @@ class Frame:
         yield self
 
 
-def build_frames(stage: StageProgram, state: Mapping[str, StateEntry], root_kind: str) -> Frame:
-    """The tree of calls of one stage."""
+def build_frames(
+    stage: StageProgram, state: Mapping[str, StateEntry], root_kind: str, recomputed: Collection[str] = ()
+) -> Frame:
+    """The tree of calls of one stage.
+
+    Args:
+        recomputed: Labels of calls that are checkpointed: whoever calls them is no `nn.Sequential`.
+    """
     dissolved: set[str] = set()
     while True:
         root = Frame("", "", root_kind)
         again = _scan(stage.ops, root, dissolved)
         if not again:
             _Interfaces(stage, state).fill(root)
-            again = {f.key for f in root.frames() if f.kind == "Sequential" and f is not root and not passes_on(f)}
+            chains = (f for f in root.frames() if f.kind == "Sequential" and f is not root)
+            again = {f.key for f in chains if not passes_on(f) or any(_label(i) in recomputed for i in f.body)}
         if not again:
             break
         dissolved |= again
@@ -68,6 +80,10 @@ def build_frames(stage: StageProgram, state: Mapping[str, StateEntry], root_kind
     assert set(root.inputs) == set(stage.takes) and set(root.outputs) <= set(stage.gives)
     root.inputs, root.outputs = stage.takes, stage.gives
     return root
+
+
+def _label(item: Op | Frame) -> str | None:
+    return item.label if isinstance(item, Frame) else None
 
 
 def passes_on(frame: Frame) -> bool:

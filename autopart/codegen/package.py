@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 import autopart.runtime
+from autopart.blocks import spans
 from autopart.codegen.classes import ClassWriter
 from autopart.codegen.conversions import settle
 from autopart.codegen.data import CONSTANTS_MODULE, Constant, held_by_value, values
@@ -30,6 +31,7 @@ from autopart.codegen.opaque import OPAQUE_MODULE, OpaqueCalls
 from autopart.codegen.placement import place
 from autopart.codegen.program import build_program
 from autopart.codegen.readme import readme
+from autopart.codegen.recomputed import check_recomputed, recomputed_calls
 from autopart.codegen.table import name_values, pipeline_file
 from autopart.errors import UsageError
 from autopart.graph import Graph
@@ -160,20 +162,25 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, C
     """
     stages = len(plan.per_stage)
     _check_plan(graph, plan)
+    check_recomputed(graph, plan)
     program = build_program(graph)
     settle(program)
     functions = imports(op.target for op in program.ops)
     placement = place(program, graph, plan.assignment, stages)
-    roots = [build_frames(stage, graph.state, f"Stage{stage.index}") for stage in placement.stages]
+    roots = [
+        build_frames(stage, graph.state, f"Stage{stage.index}", planned.recomputed)
+        for stage, planned in zip(placement.stages, plan.per_stage, strict=True)
+    ]
     holding = hold_state(roots, graph)
     modules = [
         build_modules(s, root, names, graph) for s, (root, names) in enumerate(zip(roots, holding.names, strict=True))
     ]
-    checkpoints, loose = set[Frame](), dict[int, set[object]]()
-    for s, root in enumerate(roots):
-        whole, loose[s] = uniform_checkpoints(root)
-        checkpoints |= whole
-    forms = Forms(modules, checkpoints)
+    checkpoints, loose = list[set[Frame]](), list[set[object]]()
+    for root, planned in zip(roots, plan.per_stage, strict=True):
+        whole, rest = uniform_checkpoints(root)
+        checkpoints.append(whole | recomputed_calls(root, planned.recomputed))
+        loose.append(rest)
+    forms = Forms(modules, set().union(*checkpoints))
     name_classes(forms.kinds, modules, functions.keys())
     opaque = OpaqueCalls(graph, functions.keys())
     hints = Hints(graph.state, graph.modules, graph.dtype, opaque.imports().keys() | functions.keys())
@@ -188,8 +195,11 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, C
     for s, module in enumerate(modules):
         fill = any(name in by_value for name in holding.names[s])
         notes = ["Recomputation of a part that is not one module call is left out."] if loose[s] else []
+        if again := plan.per_stage[s].recomputed:
+            notes.append(f"Backward computes again, instead of keeping what they save: {spans(again)}.")
         files[f"stage_{s}.py"] = stage_file(s, module, forms, writer, graph, plan, holding, fill, notes)
-    files["pipeline.py"] = pipeline_file(graph, plan, program, placement, names, holding, HEADER)
+    recomputing = [bool(calls) for calls in checkpoints]
+    files["pipeline.py"] = pipeline_file(graph, plan, program, placement, names, holding, recomputing, HEADER)
     files["train.py"] = _TRAIN
     if by_value:
         files["constants.py"] = CONSTANTS_MODULE

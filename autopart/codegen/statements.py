@@ -78,8 +78,11 @@ def item_context(item: Item) -> Context | None:
     return frame_context(item.frames[0] if isinstance(item, Loop) else item)
 
 
-def split(items: list[Item], call: Frame, hints: Hints) -> list[Statement]:
-    """The statements of the method that `call` runs, from its operations, calls and loops in order."""
+def split(items: list[Item], call: Frame, hints: Hints, checkpoints: set[Frame]) -> list[Statement]:
+    """The statements of the method that `call` runs, from its operations, calls and loops in order.
+
+    Calls that are checkpointed stand alone.
+    """
     readers: dict[Value, list[int]] = {}
     for i, item in enumerate(items):
         for value in item_uses(item):
@@ -92,7 +95,7 @@ def split(items: list[Item], call: Frame, hints: Hints) -> list[Statement]:
     for i in range(len(items) - 1, -1, -1):
         item = items[i]
         results = [v for v in item_defines(item) if v in readers or v in outputs]
-        if len(results) != 1 or results[0] in outputs or len(readers[results[0]]) != 1:
+        if len(results) != 1 or results[0] in outputs or len(readers[results[0]]) != 1 or item in checkpoints:
             continue
         reader = readers[results[0]][0]
         target = final[reader]

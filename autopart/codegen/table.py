@@ -35,9 +35,15 @@ def pipeline_file(
     placement: Placement,
     names: dict[Value, str],
     holding: Holding,
+    recomputing: Sequence[bool],
     header: str,
 ) -> str:
-    """The text of `pipeline.py`."""
+    """The text of `pipeline.py`.
+
+    Args:
+        recomputing: Whether a stage computes anything again in backward. Its backward is not split then: torch would
+            compute it again for the input gradients and for the weight gradients.
+    """
     loss = program.outputs[graph.loss] if graph.loss is not None else None
     reached = reaches_loss(program, loss)
     stages = len(placement.stages)
@@ -53,7 +59,8 @@ def pipeline_file(
         "STAGES = (",
     ]
     for s, stage in enumerate(placement.stages):
-        whole = "" if may_split_backward(stage, reached) else ", whole_backward=True"
+        splits = not recomputing[s] and may_split_backward(stage, reached)
+        whole = "" if splits else ", whole_backward=True"
         takes = tuple(names[v] for v in stage.takes)
         gives = tuple(names[v] for v in stage.gives)
         out.append(f"    Stage(Stage{s}, takes={literal(takes)}, gives={literal(gives)}{whole}),")

@@ -95,6 +95,10 @@ def _name(func: Any) -> str:
     return getattr(func, "__name__", str(func))
 
 
+# A function mode is off while one of these runs, although activation checkpoints call modules again in it.
+BACKWARD = {torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+
+
 # A package may write an operator as `torch.ops.aten...`, where the model has the function of that name.
 OPERATORS = {_name(func): func for func in (*DROPOUT, *RECURRENT, *DRAWS)}
 
@@ -127,6 +131,8 @@ def _mark(state: Any) -> tuple[Any, ...]:
 class FixedRandomness(TorchFunctionMode):
     """While active, dropout keeps everything and random draws give numbers that depend on their position alone.
 
+    That holds for modules that are called again in backward too (activation checkpoints).
+
     Python's and numpy's own generators start anew in each call of a module: a module that is kept whole in a package
     draws there what it draws in the model.
 
@@ -143,6 +149,8 @@ class FixedRandomness(TorchFunctionMode):
         self.unknown: set[str] = set()
         self._generators: list[_Generator] = []
         self._hooks: list[Any] = []
+        self._in_backward = False
+        self._depth = 0  # of module calls in backward
 
     def __enter__(self) -> FixedRandomness:
         self._generators = [_Generator("Python's random", random.getstate, random.setstate, random.seed)]
@@ -150,8 +158,8 @@ class FixedRandomness(TorchFunctionMode):
             shared = numpy.random
             self._generators.append(_Generator("numpy.random", shared.get_state, shared.set_state, shared.seed))
         self._hooks = [
-            register_module_forward_pre_hook(lambda *_: self._restart()),
-            register_module_forward_hook(lambda *_: self._look()),
+            register_module_forward_pre_hook(lambda *_: self._begin()),
+            register_module_forward_hook(lambda *_: self._end(), always_call=True),
         ]
         super().__enter__()
         return self
@@ -163,10 +171,23 @@ class FixedRandomness(TorchFunctionMode):
         for generator in self._generators:
             generator.write(generator.before)
 
-    def _restart(self) -> None:
+    def _begin(self) -> None:
+        """A module is called."""
+        if self._in_backward:
+            if self._depth == 0:
+                super().__enter__()
+            self._depth += 1
         self._look()
         for generator in self._generators:
             generator.write(generator.start)
+
+    def _end(self) -> None:
+        """A call of a module is over, perhaps by an error: torch ends recomputation with one."""
+        self._look()
+        if self._in_backward:
+            self._depth -= 1
+            if self._depth == 0:
+                super().__exit__(None, None, None)
 
     def _look(self) -> None:
         """Note the generators that were used since they were started."""
@@ -175,6 +196,12 @@ class FixedRandomness(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if func in BACKWARD and not self._in_backward:
+            self._in_backward = True
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                self._in_backward = False
         options = dict(kwargs or {})
         name = _name(func)
         known: Any = OPERATORS.get(name, func) if isinstance(func, torch._ops.OpOverload) else func
