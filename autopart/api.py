@@ -102,7 +102,8 @@ def partition(
         mode: "training" (one optimizer step) or "inference".
         stages: Number of pipeline stages; "auto": as many as the devices take, unless fewer are faster.
         tensor: Over how many GPUs each stage's tensors are split; "auto": whichever of the degrees that divide the
-            devices (1 among them) is predicted to be fastest.
+            devices (1 among them) is predicted to be fastest. Who names a degree gets its memory: what GPUs gather is
+            then kept as shards for backward, and gathered again there, which takes more time.
         schedule: A key of `autopart.runtime.schedules.SCHEDULES`; "auto": "1f1b" where the microbatches suffice.
         microbatches: How many microbatches the global batch is cut into; "auto": the divisor of the batch that is
             estimated to be fastest.

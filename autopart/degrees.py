@@ -56,7 +56,9 @@ def plan_degrees(
 
     Args:
         costs: Of the whole graph.
-        tensor: The degree, or "auto": every one that divides the devices into groups within a machine.
+        tensor: The degree, or "auto": every one that divides the devices into groups within a machine. Who names a
+            degree wants its memory: then what ranks gather is kept as shards, and gathered again in backward, even
+            where it would fit whole.
         outcomes: What profiling the whole graph has found (see `profiler.profile`).
         options: Further arguments of `solver.solve`; of its time limit each degree gets an equal share.
 
@@ -79,7 +81,8 @@ def plan_degrees(
             if t == 1 or prices is None:
                 found[t] = Planned(solve(graph, costs, cluster, workload, **own), costs)
             else:
-                found[t] = _at_degree(graph, costs, prices, outcomes, cluster, workload, t, own)
+                named = isinstance(tensor, int)
+                found[t] = _at_degree(graph, costs, prices, outcomes, cluster, workload, t, own, named)
                 if tensor == "auto" and not _splits(found[t].plan):
                     del found[t]
                     reasons[t] = CaptureError("all ranks would do the same work, for nothing gains from being split")
@@ -144,6 +147,7 @@ def _at_degree(
     workload: Workload,
     t: int,
     options: dict[str, Any],
+    as_shards: bool,
 ) -> Planned:
     """The fastest layouts for which some stages fit, and the best stages for them.
 
@@ -172,7 +176,7 @@ def _at_degree(
             least, reason = float(budget or 0), error
         else:
             try:
-                return plan_layouts(graph, chosen, costs, cluster, workload, options, outcomes)
+                return plan_layouts(graph, chosen, costs, cluster, workload, options, outcomes, as_shards)
             except InfeasibleError as error:
                 most, reason = min(most, float(chosen.value.memory_bytes)), error
         budget = max(LESS_MEMORY * most, (least + most) / 2)
@@ -187,6 +191,7 @@ def plan_layouts(
     workload: Workload,
     options: dict[str, Any],
     outcomes: Outcomes | None = None,
+    as_shards: bool = False,
 ) -> Planned:
     """The best stages for given layouts.
 
@@ -194,19 +199,25 @@ def plan_layouts(
         costs: Of the whole graph.
         options: Further arguments of `solver.solve`.
         outcomes: See `profiler.profile`.
+        as_shards: Keep what ranks gather as shards for backward, which takes time; otherwise only where nothing fits.
     """
     t = chosen.tensor
     places = cluster.grouped(t)
-    local = rewrite(graph, chosen.choice, t)
-    local_costs = profile(local, places, places.inside, outcomes)
+
+    def rewritten(again: frozenset[str]) -> tuple[LocalGraph, Costs]:
+        local = rewrite(graph, replace(chosen.choice, again=again), t)
+        return local, profile(local, places, places.inside, outcomes)
+
+    local, local_costs = rewritten(frozenset())
+    again = _kept_whole(local, local_costs)
+    if as_shards and again:
+        local, local_costs = rewritten(again)
     try:
         plan = solve(local, local_costs, places, workload, **options)
     except InfeasibleError:
-        again = _kept_whole(local, local_costs)
-        if not again:
+        if as_shards or not again:
             raise
-        local = rewrite(graph, replace(chosen.choice, again=again), t)
-        local_costs = profile(local, places, places.inside, outcomes)
+        local, local_costs = rewritten(again)
         plan = solve(local, local_costs, places, workload, **options)
     hand_stages = len(cluster) * SCHEDULES[workload.schedule].stages_per_process
     plan = replace(
@@ -294,7 +305,8 @@ def _compared(best: int, found: dict[int, Planned], reasons: dict[int, AutopartE
             notes.append("nothing gains from being split: all ranks of a group do the same work")
         if layouts.again:
             notes.append(
-                f"to fit, {len(layouts.again)} gathered values are kept as shards, and gathered again in backward"
+                f"{len(layouts.again)} gathered values are kept as shards, and gathered again in backward: that takes "
+                "less memory and more time"
             )
         if layouts.padding_bytes:
             notes.append(f"sizes that do not divide are padded: {layouts.padding_bytes:,} bytes of zeros on each rank")
