@@ -75,7 +75,9 @@ Model = Annotated[
 Gpus = Annotated[str, typer.Option("--gpus", help="4, 8xH100-80G, 2x8xA100-80G (machines x GPUs), or a cluster file.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document, also when it fails.")]
 Stages = Annotated[str, typer.Option(help="Number of pipeline stages, or auto.")]
-Tensor = Annotated[str, typer.Option(help="Over how many GPUs the tensors of a stage are split (named: for least memory), or auto.")]
+Tensor = Annotated[
+    str, typer.Option(help="Over how many GPUs the tensors of a stage are split (named: for least memory), or auto.")
+]
 Schedule = Annotated[str, typer.Option(help="gpipe, 1f1b, another schedule of torch.distributed.pipelining, or auto.")]
 Microbatches = Annotated[str, typer.Option(help="Microbatches of one step, or auto.")]
 GlobalBatch = Annotated[int | None, typer.Option(min=1, help="Rows of one step. Default: those of the model's inputs.")]
