@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from autopart.solver.chains import least_sum
 from autopart.solver.problem import Floats, Problem
+from autopart.solver.recomputed_stages import RecomputingStages
 from autopart.solver.stage_costs import Members, StageCosts
 from autopart.solver.stage_costs import memory_never_binds as memory_never_binds
 
@@ -119,6 +120,9 @@ class Intervals:
 
 def tabulate(problem: Problem, inside: Members) -> Intervals:
     """The stages between any two of a few down-sets."""
+    if problem.blocks is not None:
+        again = RecomputingStages(problem, inside)
+        return Intervals(inside, [DensePairs(load) for load in again.load], again.boundary_fill)
     costs, every = StageCosts(problem, inside), slice(None)
     return Intervals(
         inside, [DensePairs(costs.load(s, every, every)) for s in range(problem.stages)], costs.boundary_fill

@@ -25,6 +25,10 @@ The bytes of a process are
 
 and must not exceed `limits[p]`. Every stage holds at least one item, unless stages may be `idle`.
 
+A block of items that are all in stage s may be computed again in backward. That adds again[s, b] to the work and to the
+fill of the stage, and takes spared[s, b] off its bytes; the largest peak[b] of the blocks that a process computes again
+is added to its bytes, like a workspace. Given an assignment, each process chooses for itself (see `recomputation`).
+
 The usual objectives are choices of two weights: the step time of GPipe and 1F1B (`pipeline.repeats`); the steady state,
 max load, is `repeat` 1 and `fill_weight` 0; the latency of one inference is `repeat` 0 and `fill_weight` 1.
 """
@@ -58,6 +62,23 @@ class Net:
 
 
 @dataclass(frozen=True, eq=False)
+class Blocks:
+    """What backward may compute again.
+
+    Attributes:
+        items: Of each block.
+        again: Seconds of work and of fill, (stages, blocks).
+        spared: Bytes that a stage need not keep, (stages, blocks).
+        peak: Bytes that exist while it is computed again, (blocks,).
+    """
+
+    items: tuple[tuple[int, ...], ...]
+    again: Floats
+    spared: Floats
+    peak: Floats
+
+
+@dataclass(frozen=True, eq=False)
 class Problem:
     """See the module's docstring. Items are numbered so that every forward net leads from a lower to a higher number.
 
@@ -74,6 +95,7 @@ class Problem:
         fill_weight: Weight of the pipeline's filling and draining; 1 over the stages of a process.
         hidden: Whether transfers run beside the work; then there is one stage on a process, and nothing to touch.
         idle: Whether a stage may be empty.
+        blocks: What may be computed again; None: nothing.
     """
 
     work: Floats
@@ -95,6 +117,7 @@ class Problem:
     fill_weight: float
     hidden: bool = False
     idle: bool = False
+    blocks: Blocks | None = None
 
     @property
     def stages(self) -> int:

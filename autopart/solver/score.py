@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopart.solver.problem import Floats, Problem
+from autopart.solver.recomputation import choose_recomputed
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,6 +22,7 @@ class Score:
         work_s: Seconds each stage computes for one microbatch.
         transfer_s: Seconds each boundary is busy for one microbatch.
         memory: Bytes of each process; `stage_memory` splits it by stage, workspace included.
+        recomputed: Whether a stage computes a block again, (stages, blocks); `again_s` the seconds that adds to it.
         held: Whether a stage holds a state, (stages, states).
         crossing: Whether a net crosses a boundary, (stages - 1, nets).
     """
@@ -31,6 +33,8 @@ class Score:
     transfer_s: Floats
     memory: Floats
     stage_memory: Floats
+    recomputed: NDArray[np.bool_]
+    again_s: Floats
     held: NDArray[np.bool_]
     crossing: NDArray[np.bool_]
 
@@ -54,7 +58,19 @@ def score(problem: Problem, assignment: Sequence[int]) -> Score:
     for r, users in enumerate(problem.users):
         held[stage[list(users)], r] = True
 
-    work: Floats = np.bincount(stage, weights=problem.work[stage, items], minlength=stages).astype(float)
+    kept = np.bincount(stage, weights=problem.saved[stage, items], minlength=stages) + held @ problem.state_bytes
+    kept[:-1] += (problem.send * crossing).sum(axis=1)
+    kept[1:] += (problem.receive * crossing).sum(axis=1)
+    largest = np.zeros(stages)
+    np.maximum.at(largest, stage, problem.workspace)
+    recomputed, again, peak = np.zeros((stages, 0), dtype=bool), np.zeros(stages), np.zeros(stages)
+    if problem.blocks is not None:
+        recomputed = choose_recomputed(problem, stage, kept, largest)
+        again = (problem.blocks.again * recomputed).sum(axis=1)
+        kept -= (problem.blocks.spared * recomputed).sum(axis=1)
+        peak = (problem.blocks.peak * recomputed).max(axis=1, initial=0.0)
+
+    work: Floats = np.bincount(stage, weights=problem.work[stage, items], minlength=stages) + again
     transfer = (problem.transfer * crossing).sum(axis=1)
     received, sent = np.concatenate([[0.0], transfer]), np.concatenate([transfer, [0.0]])
     if problem.hidden:
@@ -63,17 +79,14 @@ def score(problem: Problem, assignment: Sequence[int]) -> Score:
         busy = work + received + sent + (problem.touch * torn).sum(axis=1)
     shared = held & (held.sum(axis=0) > 1)
     once = (problem.update * held).sum(axis=1) + (problem.sync * shared).sum(axis=1)
-    fill = problem.fill[stage, items].sum() + transfer.sum()
-
-    kept = np.bincount(stage, weights=problem.saved[stage, items], minlength=stages) + held @ problem.state_bytes
-    kept[:-1] += (problem.send * crossing).sum(axis=1)
-    kept[1:] += (problem.receive * crossing).sum(axis=1)
-    largest = np.zeros(stages)
-    np.maximum.at(largest, stage, problem.workspace)
+    fill = problem.fill[stage, items].sum() + transfer.sum() + again.sum()
 
     loads, memory = np.zeros(problem.processes), np.zeros(problem.processes)
     for p, own in enumerate(problem.stages_of_process):
         loads[p] = sum(problem.repeat * busy[s] + once[s] for s in own)
-        memory[p] = sum(kept[s] for s in own) + max((largest[s] for s in own), default=0.0)
+        for part in (largest, peak):
+            memory[p] += max((part[s] for s in own), default=0.0)
+        memory[p] += sum(kept[s] for s in own)
     step = problem.fill_weight * fill + loads.max()
-    return Score(float(step), loads, work, transfer, memory, kept + largest, held, crossing)
+    own_memory = kept + largest + peak
+    return Score(float(step), loads, work, transfer, memory, own_memory, recomputed, again, held, crossing)

@@ -96,12 +96,22 @@ class StageCosts:
         load *= self._sharing[s]
         load[self._barred(before, after)] = np.inf
         if self._binds[s]:
-            size = self._bytes_before[s, before, None] + self._bytes_after[s, after]
-            if passing is not None:
-                size -= (left * self._columns.bytes[column]) @ right.T
             limit = self.problem.limits[self.problem.process[s]] * (1 + ROUNDING)
-            self._forbid(load, size * self._sharing[s], limit, before, after)
+            self._forbid(load, self._kept(s, before, after, passing) * self._sharing[s], limit, before, after)
         return load
+
+    def kept(self, s: int, before: Rows, after: Rows) -> Floats:
+        """Bytes that the stage keeps, its workspace not among them."""
+        return self._kept(s, before, after, self._passing(before, after))
+
+    def _kept(
+        self, s: int, before: Rows, after: Rows, passing: tuple[Floats, Floats, NDArray[np.int64]] | None
+    ) -> Floats:
+        size = self._bytes_before[s, before, None] + self._bytes_after[s, after]
+        if passing is not None:
+            left, right, column = passing
+            size -= (left * self._columns.bytes[column]) @ right.T
+        return size
 
     def fill(self, s: int, before: Rows, after: Rows) -> Floats:
         """Weighted seconds of filling that the stage and the boundary before it add."""

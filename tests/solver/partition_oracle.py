@@ -4,8 +4,11 @@ import itertools
 import math
 
 
-def value_and_memory(problem, stage):
-    """(step time, bytes of each process, seconds of each process) of an assignment, from the definition."""
+def value_and_memory(problem, stage, recomputed=()):
+    """(step time, bytes of each process, seconds of each process) of an assignment, from the definition.
+
+    The blocks in `recomputed` are computed again.
+    """
     stages = len(problem.process)
 
     def crosses(net, b):
@@ -34,6 +37,14 @@ def value_and_memory(problem, stage):
         work[p] += problem.repeat * problem.work[s][v]
         memory[p] += problem.saved[s][v]
         workspace[p] = max(workspace[p], problem.workspace[v])
+    peak = [0.0] * len(problem.limits)
+    for b in recomputed:
+        s = stage[problem.blocks.items[b][0]]
+        p = problem.process[s]
+        fill += problem.blocks.again[s][b]
+        work[p] += problem.repeat * problem.blocks.again[s][b]
+        memory[p] -= problem.blocks.spared[s][b]
+        peak[p] = max(peak[p], problem.blocks.peak[b])
     for n, net in enumerate(problem.nets):
         touched = {stage[net.producer], *(stage[r] for r in net.readers)}
         if len(touched) > 1:
@@ -46,7 +57,7 @@ def value_and_memory(problem, stage):
             memory[problem.process[s]] += problem.state_bytes[r]
     busy = [max(w, *b) if problem.hidden else w + sum(b) for w, b in zip(work, sent, strict=True)]
     loads = [b + o for b, o in zip(busy, once, strict=True)]
-    totals = [m + w for m, w in zip(memory, workspace, strict=True)]
+    totals = [sum(parts) for parts in zip(memory, workspace, peak, strict=True)]
     return problem.fill_weight * fill + max(loads), totals, loads
 
 
@@ -61,7 +72,16 @@ def optimum(problem):
     best = math.inf
     for stage in itertools.product(range(len(problem.process)), repeat=problem.work.shape[1]):
         if legal(problem, stage):
-            value, memory, _ = value_and_memory(problem, stage)
-            if value < best and all(m <= limit for m, limit in zip(memory, problem.limits, strict=True)):
-                best = value
+            for recomputed in choices(problem, stage):
+                value, memory, _ = value_and_memory(problem, stage, recomputed)
+                if value < best and all(m <= limit for m, limit in zip(memory, problem.limits, strict=True)):
+                    best = value
     return best
+
+
+def choices(problem, stage):
+    """Every set of blocks that may be computed again."""
+    blocks = [] if problem.blocks is None else problem.blocks.items
+    whole = [b for b, items in enumerate(blocks) if len({stage[v] for v in items}) == 1]
+    for count in range(len(whole) + 1):
+        yield from itertools.combinations(whole, count)

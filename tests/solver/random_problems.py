@@ -1,11 +1,12 @@
 """Small random partition problems that cover every term of the objective and every kind of limit."""
 
+import dataclasses
 import random
 
 import numpy as np
 
 from autopart.solver.pipeline import IN_FLIGHT, processes_of_stages, repeats
-from autopart.solver.problem import Net, Problem
+from autopart.solver.problem import Blocks, Net, Problem
 
 
 def random_problem(seed, items=None, stages=None, tight=None, schedule=None, travel=None):
@@ -76,4 +77,29 @@ def random_problem(seed, items=None, stages=None, tight=None, schedule=None, tra
         fill_weight=fill_weight,
         hidden=way == "hidden",
         idle=rng.random() < 0.25,
+    )
+
+
+def with_blocks(problem, seed):
+    """The problem with up to four disjoint blocks that may be computed again, some of them equal."""
+    rng = random.Random(seed)
+    draw = (lambda: float(rng.choice([1, 2]))) if rng.random() < 0.5 else (lambda: rng.uniform(0.2, 1.5))
+    items = list(range(problem.items))
+    rng.shuffle(items)
+    blocks = []
+    for _ in range(rng.randint(1, 4)):
+        size = rng.choice([1, 1, 2])
+        if len(items) >= size:
+            blocks.append(tuple(sorted(items.pop() for _ in range(size))))
+    kept = np.array([problem.saved[:, list(block)].sum(axis=1) for block in blocks]).T
+    share = np.array([rng.choice([0.0, 0.5, 0.9, 0.9, 1.0]) for _ in blocks])
+    speed = problem.work.max(axis=1, keepdims=True) / max(problem.work.max(), 1e-9)
+    return dataclasses.replace(
+        problem,
+        blocks=Blocks(
+            items=tuple(blocks),
+            again=speed * np.array([draw() * 0.5 for _ in blocks]),
+            spared=kept * share,
+            peak=np.array([draw() * rng.choice([0.0, 0.5]) for _ in blocks]),
+        ),
     )
