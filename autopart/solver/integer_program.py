@@ -12,10 +12,11 @@ Variables
     h[r,s]   1 if stage s holds state r; x[v,s] where U(r) = {v}.
     t[r]     1 if several stages hold state r;   q[r,s] = 1 if stage s holds it and another does too.
     e[s,l]   1 if stage s holds an item whose workspace is at least level l.
+    a[k,s]   1 if stage s computes block k again.
     M        the largest load; A[p] the largest workspace of process p.
 
 Objective
-    minimise  M + fill_weight * (sum_v,s fill[s,v] x[v,s] + sum_n,b transfer[b,n] z[n,b])
+    minimise  M + fill_weight * (sum_v,s fill[s,v] x[v,s] + sum_n,b transfer[b,n] z[n,b] + sum_k,s again[s,k] a[k,s])
 
 Constraints
     (1) y[v,b] <= y[v,b+1]                                                         `_add_order`
@@ -27,7 +28,8 @@ Constraints
     (6) h[r,s] >= x[v,s]  for v in U(r);  h[r,s] + h[r,s'] <= 1 + t[r];  q[r,s] >= h[r,s] + t[r] - 1   `_add_states`
     (7) load_p <= M, as in `problem`; where transfers are hidden, work and each transfer by themselves   `_add_loads`
     (8) memory_p <= limit_p, with the workspace by levels                          `_add_memory`
-    (9) objective <= cap                    only plans better than the best known  `solve_program`
+    (9) a[k,s] <= x[v,s]                    for the items v of block k             `_add_blocks`
+   (10) objective <= cap                    only plans better than the best known  `solve_program`
 
 Integers: times are counted in cap / 10^7, bytes in limit / 10^7, every coefficient rounded down and every right side
 up. So the program is a relaxation, by about one part in 10^4 for a thousand items: its bound is a bound of the problem,
@@ -45,7 +47,8 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from autopart.solver.intervals import memory_never_binds
-from autopart.solver.problem import Floats, Problem, membership
+from autopart.solver.problem import Floats, Problem
+from autopart.solver.windows import windows
 
 Linear = cp_model.LinearExpr | int
 
@@ -114,6 +117,7 @@ class _Program:
         self.last_readers = [_last_readers(problem, net.readers) for net in problem.nets]
         self.z = [[self._crossing(n, b) for n in range(len(problem.nets))] for b in range(self.last)]
         self.held, self.torn = self._add_states()
+        self.again = self._add_blocks()
         self.most = self.model.new_int_var(0, math.ceil((ceiling(problem) if cap is None else cap) / self.unit), "M")
         self._add_loads()
         self._add_memory()
@@ -213,6 +217,22 @@ class _Program:
                 model.add(torn[r, s] >= row[s] + several - 1)
         return held, torn
 
+    def _add_blocks(self) -> list[list[Linear]]:
+        """What each stage computes again; nothing is where memory never binds."""
+        problem, model = self.problem, self.model
+        again: list[list[Linear]] = []
+        for s in range(problem.stages):
+            row: list[Linear] = []
+            for k, items in enumerate(problem.blocks.items if problem.blocks is not None else ()):
+                if memory_never_binds(problem, problem.process[s]):
+                    row.append(0)
+                    continue
+                row.append(model.new_bool_var(f"a[{k},{s}]"))
+                for v in items:
+                    model.add(row[-1] <= self.x(v, s))
+            again.append(row)
+        return again
+
     def _add_loads(self) -> None:
         problem = self.problem
         for own in problem.stages_of_process:
@@ -221,6 +241,8 @@ class _Program:
             sent: list[list[Linear]] = []
             for s in own:
                 work += self._weighted(problem.repeat * problem.work[s], self.stage(s))
+                if problem.blocks is not None:
+                    work += self._weighted(problem.repeat * problem.blocks.again[s], self.again[s])
                 work += self._torn(s)
                 for b in (s - 1, s):
                     if 0 <= b < self.last:
@@ -262,6 +284,9 @@ class _Program:
                 terms += self._weighted(problem.fill_weight * problem.fill[s], self.stage(s))
         for b in range(self.last):
             terms += self._weighted(problem.fill_weight * problem.transfer[b], self.z[b])
+        if problem.blocks is not None:
+            for seconds, row in zip(problem.blocks.again, self.again, strict=True):
+                terms += self._weighted(problem.fill_weight * seconds, row)
         return sum(terms)
 
     def _add_memory(self) -> None:
@@ -282,41 +307,35 @@ class _Program:
                     terms += units(problem.send[s], self.z[s])
                 if s:
                     terms += units(problem.receive[s - 1], self.z[s - 1])
-            for level, step in workspace_levels(problem.workspace):
-                if step < unit:
-                    continue
-                present = model.new_bool_var(f"e[{p},{level:.0f}]")
-                for v in np.flatnonzero(problem.workspace >= level):
-                    for s in own:
-                        model.add(present >= self.x(int(v), s))
-                terms.append(math.floor(step / unit) * present)
+            inside = [[self.x(v, s) for s in own] for v in range(problem.items)]
+            terms += self._largest(problem.workspace, inside, unit)
+            if problem.blocks is not None:
+                for s in own:
+                    spared = zip(problem.blocks.spared[s], self.again[s], strict=True)
+                    terms += [-math.ceil(size / unit) * a for size, a in spared]
+                again = [[self.again[s][k] for s in own] for k in range(len(problem.blocks.items))]
+                terms += self._largest(problem.blocks.peak, again, unit)
             model.add(sum(terms) <= RESOLUTION + 1)
 
-
-def windows(problem: Problem, cap: float) -> tuple[list[int], list[int]]:
-    """Earliest and latest stage of each item in any assignment whose step time is at most `cap`.
-
-    The items before v (v included) fit into stages 0..s only if their work, each at its fastest, is at most what the
-    processes of those stages can do within the load that the cap allows.
-    """
-    load = cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())
-    work = problem.repeat * problem.work.min(axis=0)
-    room_first = [load * (1 + 1e-9) * len({problem.process[t] for t in range(s + 1)}) for s in range(problem.stages)]
-    room_last = [
-        load * (1 + 1e-9) * len({problem.process[t] for t in range(s, problem.stages)}) for s in range(problem.stages)
-    ]
-    before = membership(problem.ancestors, problem.items) @ work
-    after = membership(problem.descendants, problem.items) @ work
-    earliest, latest = [], []
-    for v in range(problem.items):
-        earliest.append(next((s for s, room in enumerate(room_first) if before[v] <= room), problem.stages))
-        latest.append(next((s for s in reversed(range(problem.stages)) if after[v] <= room_last[s]), -1))
-    return earliest, latest
+    def _largest(self, size: Floats, chosen: list[list[Linear]], unit: float) -> list[Linear]:
+        """The largest size, in units, of the entries of which any variable is 1, by levels."""
+        terms: list[Linear] = []
+        for level, step in workspace_levels(size):
+            if step < unit:
+                continue
+            present = self.model.new_bool_var("e")
+            for v in np.flatnonzero(size >= level):
+                for x in chosen[int(v)]:
+                    self.model.add(present >= x)
+            terms.append(math.floor(step / unit) * present)
+        return terms
 
 
 def ceiling(problem: Problem) -> float:
     """No load is larger than this: everything on one process, every net crossing on both its sides."""
     work = problem.repeat * float(problem.work.max(axis=0).sum() + 2 * problem.transfer.sum() + problem.touch.sum())
+    if problem.blocks is not None:
+        work += problem.repeat * float(problem.blocks.again.sum())
     return work + float(problem.update.sum() + problem.sync.sum())
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from autopart.solver.intervals import Members, tabulate
 from autopart.solver.orders import by_priority, seconds_of_nets
 from autopart.solver.problem import Problem
+from autopart.solver.reductions import condense
 from autopart.solver.stage_costs import pins_of
 
 # Limits on the load to try, relative to the least that the order allows: a wider one may save transfers.
@@ -41,6 +42,17 @@ def cut_order(problem: Problem, order: list[int], max_cuts: int = 400) -> Iterat
         chain = table.least_fill(lowest * slack)
         if chain is not None:
             yield table.assignment(chain)
+
+
+def coarsened(problem: Problem, runs: int) -> tuple[Problem, list[int]]:
+    """The problem with its items united in about `runs` runs of their order, cut where little is sent.
+
+    Returns:
+        The smaller problem, and for each old item the new one.
+    """
+    order = np.arange(problem.items)
+    cuts = _coarse_cuts(problem, order.tolist(), order, runs)
+    return condense(problem, [range(first, last) for first, last in pairwise(cuts)])
 
 
 def even_out(problem: Problem, assignment: Sequence[int], max_cuts: int = 400) -> list[int]:

@@ -1,8 +1,9 @@
 """The driver: from a problem to the best plan found, a proven bound, and why it stopped.
 
-A search is a row of layers (`LAYERS`), each of which takes the answer so far and returns one that is no worse: a faster
-plan, a higher bound, or both. It ends as soon as the gap is within the tolerance. Layers count their work, not seconds,
-wherever they can, so that the same input gives the same plan in every process; the time limit is a second stop.
+A search is a row of layers, each of which takes the answer so far and returns one that is no worse: a faster plan, a
+higher bound, or both. `FIRST` have a first plan; under the cap that this is, `NARROWINGS` make the problem smaller, and
+`DEEP` work on what is left. The search ends as soon as the gap is within the tolerance. Layers count their work, not
+seconds, wherever they can, so that the same input gives the same plan in every process; the time limit stops it too.
 """
 
 from __future__ import annotations
@@ -12,28 +13,38 @@ import itertools
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from autopart.solver.boundaries import solve_boundaries
 from autopart.solver.bounds import containment_bound, simple_bound
 from autopart.solver.down_sets import solve_down_sets
+from autopart.solver.folding import fold
 from autopart.solver.integer_program import ceiling, solve_program
+from autopart.solver.neighbourhoods import improve
 from autopart.solver.orders import orders, shuffled
-from autopart.solver.prefixes import cut_order, even_out
+from autopart.solver.prefixes import coarsened, cut_order, even_out
 from autopart.solver.problem import Problem
 from autopart.solver.score import score
+from autopart.solver.windows import unite_fixed
 
 # First plans: orders that are tried, and rounds of the local search without a better plan after which it ends. Large
 # problems get fewer, since each costs more and the program that follows finds what is missing.
 ORDERS, FEWEST_ORDERS = 8, 4
 IDLE_ROUNDS, FEWEST_IDLE_ROUNDS = 6, 2
 ITEMS_FOR_ALL = 500
+# Larger problems than this get their first plan in so many runs of their order, each as one item.
+ITEMS_AS_THEY_ARE, RUNS = 2000, 400
 # Share of the time limit that first plans may take.
 FIRST_SHARE = 0.4
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
 # any machine of today: then two runs stop at the same place.
 WORK_PER_SECOND = 0.05
+
+# The same for the programs of one boundary, and of adjacent stages.
+BOUNDARY_WORK_PER_SECOND, NEIGHBOUR_WORK_PER_SECOND = 0.5, 0.1
+ROUNDING = 1e-9
 
 Stop = Literal["proof", "time limit", "work limit"]
 
@@ -89,31 +100,35 @@ def search(
     time_limit_s: float,
     start: Sequence[int] | None = None,
     cap: float = math.inf,
-    layers: Mapping[str, Layer] | None = None,
+    without: Collection[str] = (),
 ) -> Answer:
     """Find a plan within `tolerance` of the best and prove it, or say what ran out.
 
     Args:
         start: A first plan.
         cap: Only plans faster than this are looked for; without one, the answer has no assignment.
-        layers: A selection of `LAYERS`; all by default.
+        without: Layers and narrowings to leave out, by name.
     """
     answer = _better(problem, Answer(None, cap, 0.0, "proof", "nothing"), start)
     budget = Budget(tolerance, time_limit_s, time.monotonic() + time_limit_s)
-    for layer in (LAYERS if layers is None else layers).values():
+    answer = _through(FIRST, problem, answer, budget, without)
+    small, united, narrowed_at = problem, list(range(problem.items)), math.inf
+    for name, layer in DEEP.items():
         if not answer.open(tolerance):
             break
-        answer = layer(problem, answer, budget)
+        if name in without:
+            continue
+        if answer.value < narrowed_at:
+            small, united = _narrowed(small, united, answer.value, without)
+            narrowed_at = answer.value
+        answer = _spread(layer(small, _gathered(answer, united), budget), united)
     if answer.open(tolerance) and answer.stopped_by == "proof":
         answer = dataclasses.replace(answer, stopped_by="time limit" if budget.left <= 0 else "work limit")
-    return _evened(problem, answer, tolerance)
+    return _spread(_evened(small, _gathered(answer, united), tolerance), united)
 
 
 def search_any(
-    problems: Sequence[Problem],
-    tolerance: float,
-    time_limit_s: float,
-    layers: Mapping[str, Layer] | None = None,
+    problems: Sequence[Problem], tolerance: float, time_limit_s: float, without: Collection[str] = ()
 ) -> tuple[int, Answer]:
     """The best plan of several problems, of which any may be solved; the bound holds for all of them.
 
@@ -124,51 +139,113 @@ def search_any(
         Which problem has the plan, and the answer.
     """
     start = time.monotonic()
-    layers = LAYERS if layers is None else layers
-    cheap = {name: layer for name, layer in layers.items() if name in CHEAP}
-    first = [search(problem, tolerance, time_limit_s / 4, layers=cheap) for problem in problems]
-    best = min(range(len(problems)), key=lambda i: (first[i].value, first[i].bound))
-    answer, bounds, reasons = first[best], [], set()
-    for rank, i in enumerate(sorted(range(len(problems)), key=lambda i: (first[i].value, first[i].bound, i))):
+    shallow = {*DEEP, *NARROWINGS, *without}
+    first = [search(problem, tolerance, time_limit_s / 4, without=shallow) for problem in problems]
+    order = sorted(range(len(problems)), key=lambda i: (first[i].value, first[i].bound, i))
+    best, answer = order[0], first[order[0]]
+    bounds, reasons = [], set()
+    for rank, i in enumerate(order):
         found = first[i]
         if answer.value * (1 - tolerance) > found.bound:
             left = max(0.0, time_limit_s - (time.monotonic() - start)) / (len(problems) - rank)
             known = found.assignment if found.value <= answer.value else None
-            found = search(problems[i], tolerance, left, known, answer.value, layers)
+            found = search(problems[i], tolerance, left, known, answer.value, without)
             if found.assignment is not None and found.value <= answer.value:
                 best, answer = i, found
             reasons.add(found.stopped_by)
         bounds.append(found.bound)
     bound = min(answer.value, *bounds)
-    open_ = answer.value * (1 - tolerance) > bound
-    stopped: Stop = "proof" if not open_ else "time limit" if "time limit" in reasons else "work limit"
+    unproven = answer.value * (1 - tolerance) > bound
+    stopped: Stop = "proof" if not unproven else "time limit" if "time limit" in reasons else "work limit"
     return best, dataclasses.replace(answer, bound=bound, stopped_by=stopped)
 
 
-def _bounded(problem: Problem, answer: Answer, budget: Budget) -> Answer:
-    """The bounds that need no search."""
+def _through(
+    layers: Mapping[str, Layer], problem: Problem, answer: Answer, budget: Budget, without: Collection[str]
+) -> Answer:
+    """The answer after layers, as far as it stays open."""
+    for name, layer in layers.items():
+        if answer.open(budget.tolerance) and name not in without:
+            answer = layer(problem, answer, budget)
+    return answer
+
+
+def _narrowed(
+    problem: Problem, united: Sequence[int], cap: float, without: Collection[str]
+) -> tuple[Problem, list[int]]:
+    """The problem after all narrowings under a cap, and what each original item is united to."""
+    for name, narrow in NARROWINGS.items():
+        if name not in without:
+            problem, new = narrow(problem, cap)
+            united = [new[item] for item in united]
+    return problem, list(united)
+
+
+def _gathered(answer: Answer, united: Sequence[int]) -> Answer:
+    """An answer for items as one for what they were united to."""
+    if answer.assignment is None:
+        return answer
+    stage = dict(zip(united, answer.assignment, strict=True))
+    return dataclasses.replace(answer, assignment=tuple(stage[item] for item in range(len(stage))))
+
+
+def _spread(answer: Answer, united: Sequence[int]) -> Answer:
+    """And back."""
+    if answer.assignment is None:
+        return answer
+    return dataclasses.replace(answer, assignment=tuple(answer.assignment[item] for item in united))
+
+
+def _even_shares(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """The bounds of shares and of the largest item."""
     if problem.stages == 1:
         return _single(problem)
-    bounds = {"even shares": simple_bound(problem), "the heaviest item's company": containment_bound(problem)}
-    method, bound = max(bounds.items(), key=lambda b: b[1])
+    return _raised(answer, simple_bound(problem), "even shares")
+
+
+def _company(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """What the heaviest items pull along."""
+    return _raised(answer, containment_bound(problem), "the heaviest item's company")
+
+
+def _raised(answer: Answer, bound: float, method: str) -> Answer:
     return dataclasses.replace(answer, bound=bound, method=method) if bound > answer.bound else answer
 
 
 def _first_plans(problem: Problem, answer: Answer, budget: Budget) -> Answer:
-    """The best plan along a few orders, then along orders that keep its stages."""
+    """The best plan along a few orders, then along orders that keep its stages; of a large problem, of its runs."""
     deadline = min(budget.deadline, time.monotonic() + FIRST_SHARE * budget.seconds)
-    assignment, _ = first_plan(problem, answer.bound * (1 + budget.tolerance), deadline, answer.assignment)
-    return _better(problem, answer, assignment)
+    small, united = coarsened(problem, RUNS) if problem.items > ITEMS_AS_THEY_ARE else (problem, range(problem.items))
+    start = answer.assignment if small is problem else None
+    assignment, _ = first_plan(small, answer.bound * (1 + budget.tolerance), deadline, start)
+    return _better(problem, answer, None if assignment is None else [assignment[item] for item in united])
 
 
 def _down_sets(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Exact dynamic programming, where the down-sets are few."""
-    exact = solve_down_sets(problem, budget.tolerance)
+    # Plans as good as the best known are let through, so that rounding cannot leave the gap a hair too wide.
+    exact = solve_down_sets(problem, budget.tolerance, answer.value * (1 + ROUNDING))
     if exact is None:
         return answer
     assignment, bound = exact
-    method = "dynamic programming over down-sets"
-    return dataclasses.replace(_better(problem, answer, assignment), bound=bound, method=method)
+    return _raised(_better(problem, answer, assignment), bound, "dynamic programming over down-sets")
+
+
+def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """Wide graphs, one boundary at a time."""
+    work = BOUNDARY_WORK_PER_SECOND * budget.seconds
+    found = solve_boundaries(problem, budget.tolerance, answer.assignment, work, budget.deadline)
+    if found is None:
+        return answer
+    assignment, bound = found
+    return _raised(_better(problem, answer, assignment), bound, "one boundary at a time")
+
+
+def _neighbourhoods(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """Adjacent stages assigned anew."""
+    if answer.assignment is None:
+        return answer
+    return _better(problem, answer, improve(problem, answer.assignment, NEIGHBOUR_WORK_PER_SECOND * budget.seconds))
 
 
 def _program(problem: Problem, answer: Answer, budget: Budget) -> Answer:
@@ -193,14 +270,23 @@ def _program(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     return answer
 
 
-LAYERS: dict[str, Layer] = {
-    "bounds": _bounded,
+# What every search begins with, on the problem as it is; and what follows on the problem that narrowing leaves.
+FIRST: dict[str, Layer] = {
+    "even shares": _even_shares,
     "first plans": _first_plans,
+}
+NARROWINGS: dict[str, Callable[[Problem, float], tuple[Problem, list[int]]]] = {
+    "fixed stages": unite_fixed,
+    "folding": lambda problem, _: fold(problem),
+}
+DEEP: dict[str, Layer] = {
+    "more plans": _first_plans,
+    "company": _company,
     "down-sets": _down_sets,
+    "boundaries": _boundaries,
+    "neighbourhoods": _neighbourhoods,
     "integer program": _program,
 }
-# Those that every alternative of `search_any` goes through before any goes further.
-CHEAP = ("bounds", "first plans")
 
 
 def _evened(problem: Problem, answer: Answer, tolerance: float) -> Answer:

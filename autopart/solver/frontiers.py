@@ -1,0 +1,252 @@
+"""Wide graphs, one boundary at a time: how far a pipeline can have come at each boundary within a limit on the load.
+
+Let I = J_s and J = J_{s+1} be the down-sets around stage s. With a_s(I) and b_s(J) from `Segment.seen_from` its load is at
+least b_s(J) - a_s(I). So all that the stages before it decide for stage s is one number, and for a limit T
+
+    A_0 = 0,    A_{s+1} = max { a_{s+1}(J) : b_s(J) <= A_s + T },    T is impossible if  A_{K-1} + T < b_{K-1}(everything)
+
+Each maximum is a program over one down-set with no stages in it: a closure with one row for the load. Memory is a second
+number of the same kind, and a second row.
+
+Nets that are sent directly to their readers and have pins on both sides of a stage cost it less than b - a says. With pins
+f in I and l not in J, the stage holds nothing that comes before f or after l. Where that leaves too little for the stage
+to reach beyond A_{s+1}, by counting or by the exact program of that stage, nothing is lost. Otherwise the net becomes one
+of the stage's `passing` nets, which `seen_from` prices so that the inequality holds whatever they do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from ortools.sat.python import cp_model
+
+from autopart.solver.windows import windows
+from autopart.solver.problem import Problem, membership
+from autopart.solver.segment import RESOLUTION, Boundary, Linear, Payer, Segment, Span, in_units, quiet_solver
+
+# A maximum may be off by this share of the load.
+ACCURACY = 1e-5
+# CP-SAT's deterministic seconds for one maximum, and for one question whether a stage that nets pass is of use.
+WORK_OF_MAXIMUM, WORK_OF_QUESTION = 4.0, 0.5
+# A maximum is first sought this share of the load beyond the one before: that decides many items in advance.
+LIKELY = 0.5
+# Done at a boundary that no stage can reach.
+NOTHING = -(1 << 60)
+
+
+@dataclass
+class Front:
+    """The most that may be done (a_j), worked, and kept in memory (as the stage behind sees it) at one boundary."""
+
+    done: int
+    worked: int
+    kept: int
+
+
+class Frontiers:
+    """Proofs that limits are impossible; which nets may pass a stage is kept from one limit to the next."""
+
+    def __init__(self, problem: Problem, load: float) -> None:
+        """`load`: seconds near the limits that will be asked for; they are counted in `units.second`."""
+        self.problem = problem
+        self.units = in_units(problem, load, up=False)
+        self.passing: list[dict[int, Payer]] = [{} for _ in range(problem.stages)]
+        before = membership(problem.ancestors, problem.items)
+        behind = membership(problem.descendants, problem.items)
+        self.before, self.behind = before, behind
+        self.work_before = [before @ row for row in self.units.due]
+        self.work_behind = [behind @ row for row in self.units.due]
+        self.total = [int(row.sum()) for row in self.units.due]
+        self.spent = 0.0
+
+    def missing(self, limit: int) -> int | None:
+        """By how much the last stage is overrun if no stage has more than `limit`: it is impossible if positive.
+
+        None if it is impossible for another reason.
+        """
+        last = self.problem.stages - 1
+        fill = self.problem.fill_weight * float(self.problem.fill.min(axis=0).sum())
+        earliest, latest = windows(self.problem, (limit + 1) * self.units.second + fill)
+        self.earliest, self.latest = np.array(earliest), np.array(latest)
+        self.fronts = [Front(0, 0, 0)]
+        while len(self.fronts) <= last:
+            self.fronts.append(self._next(limit))
+            if self._let_pass(limit):
+                del self.fronts[-2:]
+            elif self.fronts[-1].done == NOTHING or not self._remember(limit):
+                return None
+        over = self.total[last] - self.fronts[last].done - limit
+        if self.units.limits[last] >= 0:
+            units = self.units
+            whole = int(units.kept[last].sum()) + self._workspace(last)
+            if whole - self.fronts[last].kept > units.limits[last]:
+                return None
+        return over
+
+    def least_filling(self, limit: int) -> int:
+        """What relays add to the filling of the pipeline at least, if no stage has more than `limit`.
+
+        Back from the last boundary: there is a least that must be done before it, for the stages behind it do no more
+        than `limit` each; and each boundary has its least filling among the down-sets that have done so much. What is
+        torn without being relayed is left out. After `missing` with the same limit, which says what can be done at most.
+        """
+        last, total = self.problem.stages - 1, 0
+        nothing = {n: Payer(0, 0, 0) for n in range(len(self.units.torn))}
+        least = self.total[last] - limit
+        for j in range(last, 0, -1):
+            found = []
+            for value in ("filling", "paid"):
+                segment = Segment(self.units, j, [self._open(j, limit)])
+                segment.model.add(segment.seen_from(j, j, nothing) >= least)
+                paid = segment.seen_from(j, j - 1, nothing)
+                if not self.units.torn:
+                    segment.model.add(paid <= self.fronts[j - 1].done + limit)
+                lowest = self._maximum(segment, -1 * (segment.filling(j) if value == "filling" else paid))
+                if lowest is None:
+                    return total
+                found.append(-lowest)
+            total += max(0, found[0])
+            least = found[1] - limit
+        return total
+
+    def _open(self, j: int, limit: int) -> Boundary:
+        possible = self.earliest < j
+        if not self.units.torn:
+            possible &= self.work_before[j - 1] <= self.fronts[j - 1].done + limit
+        return Boundary(self.latest < j, possible)
+
+    def _next(self, limit: int) -> Front:
+        """What is known at the next boundary, if nothing passes the stage before it but the nets in `passing`."""
+        j, before = len(self.fronts), self.fronts[-1]
+        likely = before.done + int(LIKELY * limit)
+        generous = sum(int(self.units.touch[j][n]) for n, payer in self.passing[j].items() if payer.sign > 0)
+
+        def program(least: int | None) -> Segment:
+            boundary = self._open(j, limit)
+            if least is not None:
+                needed = self.total[j] + generous - self.work_behind[j] < least
+                boundary = Boundary(boundary.inside | (needed & boundary.possible), boundary.possible)
+            segment = Segment(self.units, j, [boundary])
+            segment.model.add(segment.seen_from(j, j - 1, self.passing[j - 1]) <= before.done + limit)
+            if self.problem.hidden:
+                segment.model.add(segment.transfers(j) <= limit)
+            self._fit(segment, j)
+            return segment
+
+        def most(value: str) -> int | None:
+            for least in (likely, None):
+                segment = program(least)
+                known = segment.seen_from(j, j, self.passing[j]) if value == "done" else segment.work(j, j)
+                if least is not None:
+                    segment.model.add(known >= least)
+                found = self._maximum(segment, known)
+                if found is not None:
+                    return found
+            return None
+
+        done = most("done")
+        if done is None:
+            return Front(NOTHING, 0, 0)
+        worked = most("work") if self.units.torn else None
+        return Front(done, self.total[j] if worked is None else worked, 0)
+
+    def _remember(self, limit: int) -> bool:
+        """Add to the last front what is kept in memory at most; false if there is no such down-set."""
+        j, front, before = len(self.fronts) - 1, self.fronts[-1], self.fronts[-2]
+        if self.units.limits[j] < 0:
+            return True
+        segment = Segment(self.units, j, [self._open(j, limit)])
+        segment.model.add(segment.seen_from(j, j, self.passing[j]) <= front.done)
+        segment.model.add(segment.work(j, j) <= front.worked)
+        if not self.units.torn:
+            segment.model.add(segment.seen_from(j, j - 1) <= before.done + limit)
+        self._fit(segment, j)
+        kept = self._maximum(segment, segment.bytes_seen_from(j, j))
+        front.kept = kept or 0
+        return kept is not None
+
+    def _fit(self, segment: Segment, j: int) -> None:
+        """The stage before boundary j has room for what is in it."""
+        s = j - 1
+        if self.units.limits[s] >= 0:
+            room = self.units.limits[s] - self._workspace(s)
+            segment.model.add(segment.bytes_seen_from(j, s) <= self.fronts[s].kept + room)
+
+    def _workspace(self, s: int) -> int:
+        """The largest workspace, as far as it is known, of the items that are in the stage in any case."""
+        here = {int(v) for v in np.flatnonzero((self.earliest == s) & (self.latest == s))}
+        return sum(rise for items, rise in self.units.levels if here & set(items))
+
+    def _maximum(self, segment: Segment, value: Linear) -> int | None:
+        """An upper bound on the value; None if the program has no solution."""
+        segment.model.maximize(value)
+        solver = quiet_solver(WORK_OF_MAXIMUM)
+        solver.parameters.absolute_gap_limit = ACCURACY * RESOLUTION
+        status = solver.solve(segment.model)
+        self.spent += solver.response_proto.deterministic_time
+        return None if status == cp_model.INFEASIBLE else int(np.floor(solver.best_objective_bound + 0.5))
+
+    def _let_pass(self, limit: int) -> bool:
+        """Find the nets that may pass the last stage followed with profit; whether there are any."""
+        j = len(self.fronts) - 1
+        s, front, before = j - 1, self.fronts[j], self.fronts[j - 1]
+        if s == 0:
+            return False
+        found: dict[int, Payer] = {}
+        generous = sum(int(self.units.touch[j][n]) for n, payer in self.passing[j].items() if payer.sign > 0)
+        same_speed = bool((self.units.due[s] == self.units.due[j]).all())
+        for n, pins in enumerate(self.units.torn):
+            cost = int(self.units.touch[s][n])
+            if n in self.passing[s] or not cost:
+                continue
+            for f, v in self._pairs(j, pins):
+                between = int(self.units.due[j] @ ~(self.before[f] | self.behind[v]))
+                reach = self.total[j] - int(self.work_behind[j][v])
+                if same_speed:
+                    reach = min(reach, before.worked + min(between, limit))
+                front.worked = max(front.worked, reach)
+                paid = int(self.units.touch[j][n]) if n not in self.passing[j] else 0
+                if reach + generous - paid > front.done and self._useful(j, f, v, limit):
+                    found[n] = self._payer(s, pins)
+                    break
+        self.passing[s].update(found)
+        return bool(found)
+
+    def _pairs(self, j: int, pins: Span) -> Iterator[tuple[int, int]]:
+        """First and last pins that may lie on both sides of the stage before boundary j."""
+        worked = self.fronts[j - 1].worked
+        for f in pins.first:
+            if self.earliest[f] < j - 1 and self.work_before[j - 1][f] <= worked:
+                yield from ((f, v) for v in pins.last if self.latest[v] >= j)
+
+    def _useful(self, j: int, f: int, v: int, limit: int) -> bool:
+        """Whether, with f before it and v behind it, the stage can reach beyond what is known at boundary j."""
+        s, front, before = j - 1, self.fronts[j], self.fronts[j - 1]
+        left = Boundary(self.before[f] | (self.latest < s), self.earliest < s)
+        right = Boundary(left.inside | (self.latest < j), (self.earliest < j) & ~self.behind[v])
+        if (left.inside & ~left.possible).any() or (right.inside & ~right.possible).any():
+            return False
+        segment = Segment(self.units, s, [left, right])
+        segment.within(s, limit)
+        segment.model.add(segment.seen_from(s, s, self.passing[s]) <= before.done)
+        segment.model.add(segment.work(s, s) <= before.worked)
+        if front.done != NOTHING:
+            segment.model.add(segment.seen_from(j, j, self.passing[j]) > front.done)
+        if s == 1:
+            segment.model.add(segment.seen_from(s, 0) <= limit)
+        solver = quiet_solver(WORK_OF_QUESTION)
+        status = solver.solve(segment.model)
+        self.spent += solver.response_proto.deterministic_time
+        return bool(status != cp_model.INFEASIBLE)
+
+    def _payer(self, s: int, pins: Span) -> Payer:
+        """The two pins to count: the last pin is one that the first leads to; who is likelier to be in stage s pays."""
+        f = pins.first[0]
+        reached = [v for v in pins.last if self.behind[f][v]]
+        if not reached or not pins.last:
+            return Payer(f, f, 0)
+        last = max(reached, key=lambda v: int(self.work_before[s][v]))
+        middle = (self.earliest[f] + self.latest[f] + self.earliest[last] + self.latest[last]) / 4
+        return Payer(f, last, 1 if s < middle else -1)

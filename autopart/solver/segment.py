@@ -1,0 +1,421 @@
+"""A run of stages between down-sets as a program for CP-SAT: what they cost, exactly, when some of the cuts are open.
+
+Boundary j (0 <= j <= K) is the down-set J_j of the items in stages before j; stage s is J_{s+1} - J_s. A segment has the
+boundaries first..last; each item is known to be in a boundary, known not to be, or open there. What uses it decides what
+is open: one cut behind a fixed one (a plan is built stage by stage), two cuts around one stage (a bound), the cuts between
+two fixed ones (a large neighbourhood).
+
+Variables
+    y[j,v]   1 if item v is in J_j;  x[s,v] = y[s+1,v] - y[s,v]: v is in stage s.
+    t[j,n]   1 if J_j tears net n: a first pin is in it and a last pin is not. With one first and one last pin f and l it
+             is y[j,f] - y[j,l]; a net that goes to the end has its last pin behind everything.
+    q[s,n]   1 if n is torn at stage s. Where t[s,n] or t[s+1,n] is 0 it is the other; both are 1 when the net has pins
+             on both sides of the stage, and then it is torn there only if a pin is in the stage.
+    h[s,r]   1 if stage s holds state r;   e[s,l] = 1 if it holds an item whose workspace is at least level l.
+
+Constraints
+    (1) y[j,r] <= y[j,u] for a net from u to r;  y[j,v] <= y[j+1,v]                               `_add_order`
+    (2) t[j,n] >= y[j,f] - y[j,l];  t[j,n] <= sum_f y[j,f];  t[j,n] <= sum_l (1 - y[j,l])         `torn_by`
+    (3) q >= t[s] - t[s+1];  q >= t[s+1] - t[s];  q >= x[s,p] + t - 1 for its pins p              `torn_at`
+    (4) h[s,r] >= x[s,v] for its users v;  e[s,l] >= x[s,v]                                       `held`, `memory`
+
+Integers: costs are counted in `Units`, all rounded down (then every legal assignment stays legal and costs no more: what is
+proven impossible is impossible) or all rounded up (then what is found holds in floats).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+from ortools.sat.python import cp_model
+
+from autopart.solver.intervals import memory_never_binds
+from autopart.solver.problem import Floats, Problem
+
+Linear = cp_model.LinearExpr | int
+Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+# Steps of a load, and of a memory limit.
+RESOLUTION = 100_000_000
+WORKSPACE_LEVELS = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Span:
+    """Pins of a net or a state; the first ones have no other pin before them, the last ones none behind them."""
+
+    pins: tuple[int, ...]
+    first: tuple[int, ...]
+    last: tuple[int, ...]
+
+
+def span(problem: Problem, pins: tuple[int, ...], to_end: bool = False) -> Span:
+    bits = sum(1 << v for v in pins)
+    first = tuple(v for v in pins if not problem.ancestors[v] & bits & ~(1 << v))
+    last = () if to_end else tuple(v for v in pins if not problem.descendants[v] & bits & ~(1 << v))
+    return Span(pins, first, last)
+
+
+@dataclass(frozen=True, eq=False)
+class Units:
+    """The tables of a problem in whole units; seconds that are paid `repeat` times are multiplied by it.
+
+    Attributes:
+        second, byte: Size of a unit of load and of memory.
+        relays: Nets that are relayed (their spans) with `transfer`, `send`, `receive`, (stages - 1, relays).
+        torn: Nets and states that cost something where they are torn, with `touch`, (stages, torn).
+        states: Users of states, with `update` (stages, states) and `state_bytes` (states,).
+        levels: Workspace that an item needs at least (or at most), by level: (level's items, rise above the level below).
+        limits: By stage; -1 where memory never binds.
+    """
+
+    problem: Problem
+    second: float
+    byte: float
+    work: Integers
+    relays: tuple[Span, ...]
+    transfer: Integers
+    send: Integers
+    receive: Integers
+    torn: tuple[Span, ...]
+    touch: Integers
+    users: tuple[tuple[int, ...], ...]
+    update: Integers
+    state_bytes: Integers
+    saved: Integers
+    due: Integers
+    kept: Integers
+    fill: Integers
+    fill_transfer: Integers
+    levels: tuple[tuple[tuple[int, ...], int], ...]
+    limits: tuple[int, ...]
+
+    @property
+    def bound_by_memory(self) -> bool:
+        return any(limit >= 0 for limit in self.limits)
+
+    def most(self) -> int:
+        """No load is larger."""
+        tables = (self.work, 2 * self.transfer, self.touch, self.update)
+        return 1 + sum(int(table.max(axis=0).sum()) for table in tables if table.size)
+
+
+def in_units(problem: Problem, load: float, up: bool) -> Units:
+    """The problem in units of `load` / RESOLUTION seconds, everything rounded up, or everything down."""
+    finite = problem.limits[np.isfinite(problem.limits)]
+    second, byte = max(load, 1e-300) / RESOLUTION, max(float(finite.max(initial=0.0)), 1.0) / RESOLUTION
+    rounded = np.ceil if up else np.floor
+
+    def counted(table: Floats, unit: float) -> Integers:
+        return np.asarray(rounded(table / unit)).astype(np.int64)
+
+    relays = [
+        n
+        for n, net in enumerate(problem.nets)
+        if not net.backward and any(table[:, n].any() for table in (problem.transfer, problem.send, problem.receive))
+    ]
+    touched = [n for n in range(len(problem.nets)) if problem.touch[:, n].any()]
+    shared = [r for r, users in enumerate(problem.users) if len(users) > 1]
+    synced = [r for r in shared if problem.sync[:, r].any()]
+    pins = [(problem.nets[n].producer, *problem.nets[n].readers) for n in touched]
+    single = [r for r, users in enumerate(problem.users) if len(users) == 1]
+    work = counted(_with_states(problem.repeat * problem.work, problem, single, problem.update), second)
+    bytes_of_states = np.tile(problem.state_bytes, (problem.stages, 1))
+    saved = counted(_with_states(problem.saved, problem, single, bytes_of_states), byte)
+    update, state_bytes = counted(problem.update, second), counted(bytes_of_states, byte)
+    return Units(
+        problem=problem,
+        second=second,
+        byte=byte,
+        work=work,
+        relays=tuple(
+            span(problem, (problem.nets[n].producer, *problem.nets[n].readers), problem.nets[n].to_end) for n in relays
+        ),
+        transfer=counted(problem.repeat * problem.transfer[:, relays], second),
+        send=counted(problem.send[:, relays], byte),
+        receive=counted(problem.receive[:, relays], byte),
+        torn=tuple(span(problem, p) for p in [*pins, *(problem.users[r] for r in synced)]),
+        touch=counted(
+            np.concatenate([problem.repeat * problem.touch[:, touched], problem.sync[:, synced]], axis=1), second
+        ),
+        users=tuple(problem.users[r] for r in shared),
+        update=update[:, shared],
+        state_bytes=state_bytes[0, shared],
+        saved=saved,
+        due=_with_states(work, problem, shared, update),
+        kept=_with_states(saved, problem, shared, state_bytes),
+        fill=counted(problem.fill_weight * problem.fill, second),
+        fill_transfer=counted(problem.fill_weight * problem.transfer[:, relays], second),
+        levels=tuple(_levels(problem.workspace, byte, up)),
+        limits=tuple(
+            -1 if memory_never_binds(problem, p) else math.floor(problem.limits[p] / byte) for p in problem.process
+        ),
+    )
+
+
+def _with_states(table: Floats, problem: Problem, states: list[int], costs: Floats) -> Floats:
+    """The table of items with what these states cost at the first of their users."""
+    whole = table.copy()
+    for r in states:
+        whole[:, problem.users[r][0]] += costs[:, r]
+    return whole
+
+
+def _levels(workspace: Floats, byte: float, up: bool) -> Iterable[tuple[tuple[int, ...], int]]:
+    """The largest distinct workspaces; what lies between two of them counts as the nearest in the direction asked for."""
+    distinct = sorted({float(w) for w in workspace if w > 0})
+    if len(distinct) > WORKSPACE_LEVELS:
+        picks = np.linspace(0, len(distinct) - 1, WORKSPACE_LEVELS).astype(int)
+        distinct = [distinct[i] for i in picks]
+    for below, level in pairwise([0.0, *distinct]):
+        reach = workspace > below if up else workspace >= level
+        steps = (math.ceil(level / byte) - math.ceil(below / byte)) if up else math.floor((level - below) / byte)
+        if steps:
+            yield tuple(int(v) for v in np.flatnonzero(reach)), steps
+
+
+@dataclass(frozen=True)
+class Payer:
+    """The two pins of a net that may have others on both sides of a stage; +1 if the first pays, -1 if the last."""
+
+    first: int
+    last: int
+    sign: int
+
+
+NONE_PASS: Mapping[int, Payer] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Boundary:
+    """What is known of a down-set: items that are in it in any case, and items that may be in it."""
+
+    inside: Flags
+    possible: Flags
+
+
+def fixed(inside: Flags) -> Boundary:
+    return Boundary(inside, inside)
+
+
+class Segment:
+    """The program; expressions are built when asked for."""
+
+    def __init__(self, units: Units, first: int, boundaries: Sequence[Boundary]) -> None:
+        self.units = units
+        self.model = cp_model.CpModel()
+        self.first = first
+        self.y = [self._open(b) for b in boundaries]
+        self._add_order(boundaries)
+        self._torn_by: dict[tuple[int, tuple[int, ...], tuple[int, ...]], Linear] = {}
+        self._held: dict[tuple[int, int], Linear] = {}
+
+    def _open(self, boundary: Boundary) -> list[Linear]:
+        row: list[Linear] = [int(v) for v in boundary.inside]
+        for v in np.flatnonzero(boundary.possible & ~boundary.inside):
+            row[int(v)] = self.model.new_bool_var(f"y{v}")
+        return row
+
+    def _add_order(self, boundaries: Sequence[Boundary]) -> None:
+        for row, boundary in zip(self.y, boundaries, strict=True):
+            for v in np.flatnonzero(boundary.possible & ~boundary.inside):
+                for before in self.units.problem.predecessors[int(v)]:
+                    self._imply(row[int(v)], row[before])
+        for (row, boundary), (after, _) in pairwise(zip(self.y, boundaries, strict=True)):
+            for v in np.flatnonzero(boundary.possible):
+                self._imply(row[int(v)], after[int(v)])
+
+    def _imply(self, a: Linear, b: Linear) -> None:
+        if isinstance(a, cp_model.IntVar) and isinstance(b, cp_model.IntVar):
+            self.model.add_implication(a, b)
+        elif not isinstance(a, int) or not isinstance(b, int) or a > b:
+            self.model.add(a <= b)
+
+    def item(self, s: int, v: int) -> Linear:
+        """x[s,v]."""
+        return self.y[s + 1 - self.first][v] - self.y[s - self.first][v]
+
+    def torn_by(self, j: int, pins: Span) -> Linear:
+        """t[j,n]."""
+        key = (j, pins.first, pins.last)
+        if key not in self._torn_by:
+            self._torn_by[key] = self._crossing(self.y[j - self.first], pins)
+        return self._torn_by[key]
+
+    def _crossing(self, row: list[Linear], pins: Span) -> Linear:
+        ins, outs = [row[f] for f in pins.first], [row[v] for v in pins.last]
+        known_in = any(isinstance(y, int) and y == 1 for y in ins)
+        known_out = not outs or any(isinstance(y, int) and y == 0 for y in outs)
+        ins, outs = _unknown(ins), _unknown(outs)
+        if (not ins and not known_in) or (not outs and not known_out):
+            return 0
+        if known_in and known_out:
+            return 1
+        if len(ins) + known_in == 1 and len(outs) + known_out == 1:
+            return (1 if known_in else ins[0]) - (0 if known_out else outs[0])
+        torn = self.model.new_bool_var("t")
+        for a in [1] if known_in else ins:
+            for b in [0] if known_out else outs:
+                self.model.add(torn >= a - b)
+        if not known_in:
+            self.model.add(torn <= sum(ins))
+        if not known_out:
+            self.model.add(torn <= len(outs) - sum(outs))
+        return torn
+
+    def torn_at(self, s: int, pins: Span) -> Linear:
+        """q[s,n]."""
+        before, after = self.torn_by(s, pins), self.torn_by(s + 1, pins)
+        here = [self.item(s, v) for v in pins.pins]
+        if _is(before, 0) or _is(after, 0):
+            return before + after
+        if _is(before, 1) and _is(after, 1) and (known := _any(here)) is not None:
+            return known
+        torn = self.model.new_bool_var("q")
+        self.model.add(torn >= before - after)
+        self.model.add(torn >= after - before)
+        for x in here if len(here) > 2 else ():
+            self.model.add(torn >= x + before - 1)
+            self.model.add(torn >= x + after - 1)
+        return torn
+
+    def held(self, s: int, r: int) -> Linear:
+        """h[s,r]."""
+        here = [self.item(s, v) for v in self.units.users[r]]
+        if (known := _any(here)) is not None:
+            return known
+        if (s, r) not in self._held:
+            held = self.model.new_bool_var("h")
+            for x in here:
+                self.model.add(held >= x)
+            self._held[s, r] = held
+        return self._held[s, r]
+
+    def loads(self, s: int) -> list[Linear]:
+        """Each must be within the limit: one sum, or work and both transfers where these run beside it."""
+        units, last = self.units, self.units.problem.stages - 1
+        work = _weighted(units.work[s], (self.item(s, v) for v in range(units.problem.items)))
+        once = _weighted(units.update[s], (self.held(s, r) for r in range(len(units.users))))
+        once += _weighted(units.touch[s], (self.torn_at(s, n) for n in units.torn))
+        into = _weighted(units.transfer[s - 1], (self.torn_by(s, n) for n in units.relays)) if s else []
+        out = _weighted(units.transfer[s], (self.torn_by(s + 1, n) for n in units.relays)) if s < last else []
+        if units.problem.hidden:
+            return [_sum(part + once) for part in (work, into, out)]
+        return [_sum(work + into + out + once)]
+
+    def memory(self, s: int) -> Linear:
+        """Bytes of the stage, in units."""
+        units, last = self.units, self.units.problem.stages - 1
+        terms = _weighted(units.saved[s], (self.item(s, v) for v in range(units.problem.items)))
+        terms += _weighted(units.state_bytes, (self.held(s, r) for r in range(len(units.users))))
+        if s:
+            terms += _weighted(units.receive[s - 1], (self.torn_by(s, n) for n in units.relays))
+        if s < last:
+            terms += _weighted(units.send[s], (self.torn_by(s + 1, n) for n in units.relays))
+        for items, rise in units.levels:
+            here = [self.item(s, v) for v in items]
+            present: Linear | None = _any(here)
+            if present is None:
+                present = self.model.new_bool_var("e")
+                for x in here:
+                    self.model.add(present >= x)
+            terms.append((rise, present))
+        return _sum(terms)
+
+    def within(self, s: int, limit: int) -> None:
+        """The stage has at most this load, and fits."""
+        for load in self.loads(s):
+            self.model.add(load <= limit)
+        if self.units.limits[s] >= 0:
+            self.model.add(self.memory(s) <= self.units.limits[s])
+
+    def transfers(self, j: int) -> Linear:
+        """Seconds of what is relayed over boundary j."""
+        return _sum(_weighted(self.units.transfer[j - 1], (self.torn_by(j, n) for n in self.units.relays)))
+
+    def filling(self, j: int) -> Linear:
+        """What is relayed over boundary j adds to the filling of the pipeline."""
+        return _sum(_weighted(self.units.fill_transfer[j - 1], (self.torn_by(j, n) for n in self.units.relays)))
+
+    def seen_from(self, j: int, s: int, passing: Mapping[int, Payer] = NONE_PASS) -> Linear:
+        """What J_j adds to the load of the stage s on one side of it: load_s >= seen_from(s + 1, s) - seen_from(s, s).
+
+        Equal but for states with users in several stages, which count as their first user, and for nets with pins on
+        both sides of the stage: those cost the stage nothing or once, and would be counted twice. So this holds if none
+        has; or if all that have are `passing`. Of such a net only two pins count, and only one of them pays: with +-c for
+        each down-set between the two, a stage with one of them is charged c or -c, and one between them nothing.
+        """
+        units = self.units
+        sign = 1 if s < j else -1
+        row = self.y[j - self.first]
+        terms = _weighted(units.due[s], row)
+        costs = units.touch[s].tolist()
+        for n, pins in enumerate(units.torn):
+            if n in passing:
+                payer = passing[n]
+                terms.append((payer.sign * costs[n], row[payer.first] - row[payer.last]))
+            elif costs[n]:
+                terms.append((sign * costs[n], self.torn_by(j, pins)))
+        if not units.problem.hidden:
+            terms += _weighted(sign * units.transfer[j - 1], (self.torn_by(j, n) for n in units.relays))
+        return _sum(terms)
+
+    def fill(self, s: int) -> Linear:
+        """What the stage and the boundary behind it add to the filling of the pipeline."""
+        items = _weighted(self.units.fill[s], (self.item(s, v) for v in range(self.units.problem.items)))
+        return _sum(items) + (self.filling(s + 1) if s < self.units.problem.stages - 1 else 0)
+
+    def work(self, j: int, s: int) -> Linear:
+        """Work of J_j at the speed of stage s, with what is due once."""
+        return _sum(_weighted(self.units.due[s], self.y[j - self.first]))
+
+    def bytes_seen_from(self, j: int, s: int) -> Linear:
+        """What J_j adds to the memory of the stage s at one side of it, likewise."""
+        units = self.units
+        table = units.send[j - 1] if s < j else -units.receive[j - 1]
+        terms = _weighted(units.kept[s], self.y[j - self.first])
+        terms += _weighted(table, (self.torn_by(j, n) for n in units.relays))
+        return _sum(terms)
+
+    def inside(self, solver: cp_model.CpSolver, j: int) -> Flags:
+        return np.array([bool(solver.value(y)) for y in self.y[j - self.first]])
+
+
+def _any(flags: list[Linear]) -> int | None:
+    """Whether one of them is 1, if that is known."""
+    if any(_is(x, 1) for x in flags):
+        return 1
+    return None if _unknown(flags) else 0
+
+
+def _is(value: Linear, constant: int) -> bool:
+    return isinstance(value, int) and value == constant
+
+
+def _unknown(values: list[Linear]) -> list[Linear]:
+    return [y for y in values if not isinstance(y, int)]
+
+
+def _weighted(costs: Integers, variables: Iterable[Linear]) -> list[tuple[int, Linear]]:
+    return [(c, x) for c, x in zip(costs.tolist(), variables, strict=True) if c]
+
+
+def _sum(terms: list[tuple[int, Linear]]) -> Linear:
+    constant = sum(c * x for c, x in terms if isinstance(x, int))
+    open_terms = [(c, x) for c, x in terms if not isinstance(x, int)]
+    return cp_model.LinearExpr.weighted_sum([x for _, x in open_terms], [c for c, _ in open_terms]) + constant
+
+
+def quiet_solver(work_limit: float) -> cp_model.CpSolver:
+    """CP-SAT on one thread, stopped by its own count of work, so that it does the same everywhere."""
+    solver = cp_model.CpSolver()
+    solver.parameters.num_workers = 1
+    solver.parameters.random_seed = 0
+    solver.parameters.max_deterministic_time = work_limit
+    return solver
