@@ -17,14 +17,14 @@ of the stage's `passing` nets, which `seen_from` prices so that the inequality h
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from ortools.sat.python import cp_model
 
 from autopart.solver.windows import windows
 from autopart.solver.problem import Problem, membership
-from autopart.solver.segment import RESOLUTION, Boundary, Linear, Payer, Segment, Span, in_units, quiet_solver
+from autopart.solver.segment import RESOLUTION, Boundary, Linear, Payer, Segment, Span, in_units, quiet_solver, span
 
 # A maximum may be off by this share of the load.
 ACCURACY = 1e-5
@@ -194,12 +194,12 @@ class Frontiers:
         s, front, before = j - 1, self.fronts[j], self.fronts[j - 1]
         if s == 0:
             return False
-        found: dict[int, Payer] = {}
+        found = False
         generous = sum(int(self.units.touch[j][n]) for n, payer in self.passing[j].items() if payer.sign > 0)
         same_speed = bool((self.units.due[s] == self.units.due[j]).all())
-        for n, pins in enumerate(self.units.torn):
-            cost = int(self.units.touch[s][n])
-            if n in self.passing[s] or not cost:
+        for n, whole in enumerate(self.units.torn):
+            pins = self.passing[s][n].group if n in self.passing[s] else whole
+            if pins is None or not self.units.touch[s][n]:
                 continue
             for f, v in self._pairs(j, pins):
                 between = int(self.units.due[j] @ ~(self.before[f] | self.behind[v]))
@@ -209,10 +209,10 @@ class Frontiers:
                 front.worked = max(front.worked, reach)
                 paid = int(self.units.touch[j][n]) if n not in self.passing[j] else 0
                 if reach + generous - paid > front.done and self._useful(j, f, v, limit):
-                    found[n] = self._payer(s, pins)
+                    self.passing[s][n] = self._payer(s, n, f, v)
+                    found = True
                     break
-        self.passing[s].update(found)
-        return bool(found)
+        return found
 
     def _pairs(self, j: int, pins: Span) -> Iterator[tuple[int, int]]:
         """First and last pins that may lie on both sides of the stage before boundary j."""
@@ -241,12 +241,21 @@ class Frontiers:
         self.spent += solver.response_proto.deterministic_time
         return bool(status != cp_model.INFEASIBLE)
 
-    def _payer(self, s: int, pins: Span) -> Payer:
-        """The two pins to count: the last pin is one that the first leads to; who is likelier to be in stage s pays."""
-        f = pins.first[0]
-        reached = [v for v in pins.last if self.behind[f][v]]
-        if not reached or not pins.last:
-            return Payer(f, f, 0)
-        last = max(reached, key=lambda v: int(self.work_before[s][v]))
-        middle = (self.earliest[f] + self.latest[f] + self.earliest[last] + self.latest[last]) / 4
-        return Payer(f, last, 1 if s < middle else -1)
+    def _payer(self, s: int, n: int, f: int, v: int) -> Payer:
+        """How to count a net with these pins on both sides of stage s: at first with all its pins, then with fewer."""
+        pins, known = self.units.torn[n], self.passing[s].get(n)
+        if known is not None:
+            left = set(known.group.pins if known.group else ()) - {v if known.sign > 0 else f}
+            return replace(known, group=self._group(left | {known.first if known.sign > 0 else known.last}))
+        first = pins.first[0]
+        reached = [u for u in pins.last if self.behind[first][u]]
+        if not reached:
+            return Payer(first, first, 0)
+        last = max(reached, key=lambda u: int(self.work_before[s][u]))
+        middle = (self.earliest[first] + self.latest[first] + self.earliest[last] + self.latest[last]) / 4
+        if s < middle:
+            return Payer(first, last, 1, self._group({u for u in pins.pins if self.behind[first][u]} - {last}))
+        return Payer(first, last, -1, self._group({u for u in pins.pins if self.behind[u][last]} - {first}))
+
+    def _group(self, pins: set[int]) -> Span | None:
+        return span(self.problem, tuple(sorted(pins))) if len(pins) > 1 else None

@@ -182,11 +182,19 @@ def _levels(workspace: Floats, byte: float, up: bool) -> Iterable[tuple[tuple[in
 
 @dataclass(frozen=True)
 class Payer:
-    """The two pins of a net that may have others on both sides of a stage; +1 if the first pays, -1 if the last."""
+    """How a net is counted at a stage that may have its pins on both sides.
+
+    Attributes:
+        first, last: The two pins that count, the first before the last.
+        sign: +1 if the first pays, -1 if the last.
+        group: With sign +1 the first and other pins behind it, with -1 the last and others before it, such that no stage
+            has pins of the group on both sides: a stage that holds one of them pays too.
+    """
 
     first: int
     last: int
     sign: int
+    group: Span | None = None
 
 
 NONE_PASS: Mapping[int, Payer] = {}
@@ -347,9 +355,10 @@ class Segment:
         """What J_j adds to the load of the stage s on one side of it: load_s >= seen_from(s + 1, s) - seen_from(s, s).
 
         Equal but for states with users in several stages, which count as their first user, and for nets with pins on
-        both sides of the stage: those cost the stage nothing or once, and would be counted twice. So this holds if none
-        has; or if all that have are `passing`. Of such a net only two pins count, and only one of them pays: with +-c for
-        each down-set between the two, a stage with one of them is charged c or -c, and one between them nothing.
+        both sides of the stage: those cost it nothing or once, and would be counted twice. So this holds if none has; or if
+        all that have are `passing`. Of these, one of two pins pays: with c for each down-set between them, before and
+        after, a stage that holds the first is charged c, one with the last -c, and one between them nothing; with -c the
+        other way round. And c is charged for the group where it is torn, on the side where it is known to be in time.
         """
         units = self.units
         sign = 1 if s < j else -1
@@ -360,6 +369,8 @@ class Segment:
             if n in passing:
                 payer = passing[n]
                 terms.append((payer.sign * costs[n], row[payer.first] - row[payer.last]))
+                if payer.group is not None and payer.sign != sign:
+                    terms.append((sign * costs[n], self.torn_by(j, payer.group)))
             elif costs[n]:
                 terms.append((sign * costs[n], self.torn_by(j, pins)))
         if not units.problem.hidden:
