@@ -82,6 +82,7 @@ def partition(
     batch_dims: Mapping[str, int | None] | None = None,
     optimizer: str = "adamw",
     dtype: torch.dtype | str | None = None,
+    recompute: str = "auto",
     granularity: str = "auto",
     threshold: float = 0.01,
     time_limit_s: float = 30.0,
@@ -111,6 +112,8 @@ def partition(
         batch_dims: Input (name or path) -> its batch dimension, or None; found by trial where left out.
         optimizer: "sgd", "sgd-momentum", "adam" or "adamw": decides the memory of its state.
         dtype: Convert parameters, buffers and floating inputs first (on a copy of the model).
+        recompute: "auto" (backward computes blocks again, instead of keeping what they save, where the plan would not
+            fit otherwise, or is faster for it) or "none".
         granularity: "block" (cuts between blocks), "operator" (anywhere legal), or "auto": blocks, unless operators
             gain more than `threshold` of the step time.
         time_limit_s: For the solver.
@@ -127,7 +130,7 @@ def partition(
         args, kwargs = find_inputs(model)
     else:
         args, kwargs = _as_tuple(example_inputs), dict(example_kwargs or {})
-    _check_options(mode, schedule, optimizer, stages, tensor, microbatches)
+    _check_options(mode, schedule, optimizer, recompute, stages, tensor, microbatches)
     if isinstance(tensor, int):
         cluster.grouped(tensor)
 
@@ -157,7 +160,7 @@ def partition(
         graph = _noted(capture(microbatches=count), batch.notes)
     if microbatches == "auto" and rows > 1:
         with _clock(seconds, "microbatches"):
-            workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer)
+            workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, recompute == "auto")
             best = choose_count(graph, cluster, workload, tensor=tensor, stages=stages, outcomes=outcomes)
         if best.count != count:
             with _clock(seconds, "trace"):
@@ -167,7 +170,7 @@ def partition(
         costs = profile(graph, cluster, outcomes=outcomes)
     count = rows // graph.microbatch_size
     schedule = schedule_for(schedule, count, wanted_stages)
-    workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer)
+    workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, recompute == "auto")
     with _clock(seconds, "solve"):
         planned = plan_degrees(
             graph,
@@ -187,12 +190,19 @@ def partition(
 
 
 def _check_options(
-    mode: str, schedule: str, optimizer: str, stages: int | str, tensor: int | str, microbatches: int | str
+    mode: str,
+    schedule: str,
+    optimizer: str,
+    recompute: str,
+    stages: int | str,
+    tensor: int | str,
+    microbatches: int | str,
 ) -> None:
     for argument, value, known in (
         ("mode", mode, ("training", "inference")),
         ("schedule", schedule, ("auto", *SCHEDULES)),
         ("optimizer", optimizer, tuple(OPTIMIZER_STATES)),
+        ("recompute", recompute, ("auto", "none")),
     ):
         if value not in known:
             raise UsageError(f"{argument} must be one of {', '.join(known)}; not {value!r}")

@@ -83,6 +83,9 @@ Microbatches = Annotated[str, typer.Option(help="Microbatches of one step, or au
 GlobalBatch = Annotated[int | None, typer.Option(min=1, help="Rows of one step. Default: those of the model's inputs.")]
 Optimizer = Annotated[str, typer.Option(help="sgd, sgd-momentum, adam or adamw: decides the memory of its state.")]
 Dtype = Annotated[str | None, typer.Option(help="Convert the model first: float32, bfloat16, ...")]
+Recompute = Annotated[
+    str, typer.Option(help="Whether backward may compute blocks again to save memory: auto (where it helps), or none.")
+]
 Granularity = Annotated[str, typer.Option(help="Where cuts may be: block, operator, or auto.")]
 Threshold = Annotated[float, typer.Option(min=0, help="Gain in step time that a cut inside a block must bring.")]
 TimeLimit = Annotated[float, typer.Option(min=0, help="Seconds for the solver.")]
@@ -102,6 +105,7 @@ def partition_command(
     global_batch: GlobalBatch = None,
     optimizer: Optimizer = "adamw",
     dtype: Dtype = None,
+    recompute: Recompute = "auto",
     granularity: Granularity = "auto",
     threshold: Threshold = 0.01,
     time_limit: TimeLimit = 30.0,
@@ -128,6 +132,7 @@ def partition_command(
             "global_batch": global_batch,
             "optimizer": optimizer,
             "dtype": dtype,
+            "recompute": recompute,
             "granularity": granularity,
             "threshold": threshold,
             "time_limit_s": time_limit,

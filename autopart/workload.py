@@ -19,6 +19,7 @@ class Workload:
         microbatch_size: Rows in one of them.
         schedule: Name of the pipeline schedule, lower case ("gpipe", "1f1b", ...; see `autopart.schedules`).
         optimizer: A key of `OPTIMIZER_STATES`.
+        recompute: Whether backward may compute blocks again, where that is needed to fit, or pays.
     """
 
     mode: Mode
@@ -26,6 +27,7 @@ class Workload:
     microbatch_size: int
     schedule: str
     optimizer: str
+    recompute: bool = False
 
     @property
     def global_batch(self) -> int:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 
 import numpy as np
 
+from autopart.blocks import spans
 from autopart.cluster import Cluster
 from autopart.costs import Costs
 from autopart.graph import Graph
@@ -19,6 +20,7 @@ from autopart.solver.granularity import Granularity
 from autopart.solver.lowering import RESERVE_SHARE, Lowered
 from autopart.solver.score import Score, score
 from autopart.solver.search import Stop
+from autopart.units import format_bytes
 from autopart.workload import Workload
 
 # A stage with less than this share of the worst stage's time is called nearly idle.
@@ -94,7 +96,13 @@ def describe(
         cluster=cluster.to_data(),
         alternatives=choice.alternatives,
         seconds={"solve": seconds},
-        notes=(*graph.notes, *choice.notes, *_idle_notes(times), *_notes(choice, tolerance)),
+        notes=(
+            *graph.notes,
+            *choice.notes,
+            *_recomputed_notes(choice.lowered, per_stage, result),
+            *_idle_notes(times),
+            *_notes(choice, tolerance),
+        ),
         versions={name: version(name) for name in ("torch", "ortools")} | {"python": platform.python_version()},
     )
 
@@ -117,14 +125,32 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
                 parameters=sum(p.tensor.numel() for p in parameters),
                 parameter_bytes=sum(p.bytes for p in parameters),
                 forward_s=sum(t.forward_s for t in times),
-                backward_s=sum(t.backward_s for t in times) if training else 0.0,
+                backward_s=sum(t.backward_s for t in times) + float(result.again_s[s]) if training else 0.0,
                 communication_s=float(busy[s]),
                 peak_memory_bytes=int(result.memory[process]),
                 memory_limit_bytes=int(problem.limits[process]),
                 sliced=tuple(values[n].name for n in np.flatnonzero(sliced[s])) if s < len(sliced) else (),
+                recomputed=tuple(choice.lowered.blocks[b] for b in np.flatnonzero(result.recomputed[s])),
             )
         )
     return tuple(stages)
+
+
+def _recomputed_notes(lowered: Lowered, per_stage: Sequence[StagePlan], result: Score) -> list[str]:
+    """Which blocks are computed again, and what that costs and spares."""
+    blocks = lowered.problem.blocks
+    if blocks is None or not result.recomputed.any():
+        return []
+    spared = (blocks.spared * result.recomputed).sum(axis=1)
+    notes = []
+    for s, stage in enumerate(per_stage):
+        if stage.recomputed:
+            before = stage.forward_s + stage.backward_s - float(result.again_s[s])
+            notes.append(
+                f"stage {s} computes {spans(stage.recomputed)} again in backward: "
+                f"{float(result.again_s[s]) / before:.0%} more time, {format_bytes(float(spared[s]))} less"
+            )
+    return notes
 
 
 def _idle_notes(times: Sequence[float]) -> list[str]:

@@ -10,7 +10,7 @@ buffer there, and the owner's stage keeps the sent value until its backward.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
 import numpy as np
@@ -22,8 +22,10 @@ from autopart.costs import Costs, NodeTime
 from autopart.graph import Graph
 from autopart.sharding import LocalGraph, alike
 from autopart.solver.crossing import sliced_s, whole_s
+from autopart.solver.offers import offered
 from autopart.solver.pipeline import IN_FLIGHT, fill_time, processes_of_stages, repeats
 from autopart.solver.problem import Floats, Net, Problem
+from autopart.solver.stage_costs import memory_never_binds
 from autopart.workload import OPTIMIZER_STATES, Workload
 
 # Left free on each device for the runtime's context, communication buffers and the allocator's fragmentation.
@@ -40,6 +42,7 @@ class Lowered:
         sliced: Whether each rank of a group sends a slice of a value over a boundary, (stages - 1, nets).
         values: Net -> the node whose value it is.
         states: State of the problem -> key of `Graph.state`, or name of the model's input.
+        blocks: Block of the problem -> its label.
     """
 
     problem: Problem
@@ -48,6 +51,7 @@ class Lowered:
     values: tuple[fx.Node, ...]
     states: tuple[str, ...]
     sliced: NDArray[np.bool_]
+    blocks: tuple[str, ...] = ()
 
 
 def usable_bytes(device: Device) -> int:
@@ -96,8 +100,13 @@ def lower(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stag
         repeat=repeat,
         fill_weight=fill_weight,
     )
+    labels: tuple[str, ...] = ()
+    if workload.recompute and training and not all(memory_never_binds(problem, p) for p in set(process)):
+        offer = offered(graph, costs, workload.schedule, devices, in_flight)
+        if offer is not None:
+            labels, problem = offer[0], replace(problem, blocks=offer[1])
     states = tuple(key for key, _ in holders)
-    return Lowered(problem, calls, _groups(graph, item), tuple(values), states, slices < wholes)
+    return Lowered(problem, calls, _groups(graph, item), tuple(values), states, slices < wholes, labels)
 
 
 def _table(rows: Sequence[Sequence[float] | Floats], columns: int) -> Floats:

@@ -18,6 +18,7 @@ from autopart.solver.describe import Choice, describe
 from autopart.solver.granularity import Granularity, block_groups
 from autopart.solver.infeasible import explain
 from autopart.solver.lowering import Lowered, lower
+from autopart.solver.recomputing_search import search_recomputing
 from autopart.solver.reductions import condense
 from autopart.solver.search import Answer, first_plan, search
 from autopart.workload import OPTIMIZER_STATES, Workload
@@ -219,7 +220,8 @@ class _Request:
             start = [0] * problem.items
             for call, into in enumerate(united):
                 start[into] = first[call]
-        return search(problem, self.tolerance, limit, start), united
+        find = search if problem.blocks is None else search_recomputing
+        return find(problem, self.tolerance, limit, start), united
 
     def _choose(self, lowered: Lowered, answers: dict[Granularity, tuple[Answer, list[int]]]) -> Choice:
         stages = lowered.problem.stages

@@ -15,6 +15,7 @@ from random_problems import random_problem, with_blocks
 from autopart.solver.down_sets import down_sets
 from autopart.solver.recomputation import least_added
 from autopart.solver.recomputed_stages import best_recomputing
+from autopart.solver.recomputing_search import search_recomputing
 from autopart.solver.score import score
 
 SEEDS = st.integers(0, 10**6)
@@ -73,3 +74,24 @@ def test_chains_of_down_sets_find_the_optimum(seed: int) -> None:
     assert result.fits(problem)
     assert result.step_s == pytest.approx(best, rel=2e-6)
     assert bound <= best * (1 + 1e-9) and bound >= best * (1 - 2e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEEDS, st.sampled_from(["1f1b", "gpipe", "interleaved1f1b"]), st.booleans())
+def test_the_search_finds_the_optimum(seed: int, schedule: str, chains: bool) -> None:
+    problem = with_blocks(random_problem(seed, tight=True, schedule=schedule), seed)
+    best = optimum(problem)
+    with pytest.MonkeyPatch.context() as patch:
+        if not chains:  # the integer program has to do it
+            patch.setattr("autopart.solver.recomputing_search.MOST_DOWN_SETS", 0)
+        answer = search_recomputing(problem, 1e-3, 20.0)
+    assert answer.bound <= best * (1 + 1e-9)
+    if answer.assignment is None:
+        assert math.isinf(best)
+        return
+    assert legal(problem, answer.assignment)
+    assert score(problem, answer.assignment).fits(problem)
+    assert answer.value == pytest.approx(score(problem, answer.assignment).step_s)
+    assert answer.value >= best * (1 - 1e-9)
+    if answer.stopped_by == "proof":
+        assert answer.value * (1 - 1e-3) <= best * (1 + 1e-9)
