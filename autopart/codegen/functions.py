@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import fx
 
-from autopart.runtime import collectives, split_operators
+from autopart.runtime import collectives, dispatch, split_operators
 
 # Module of the function -> where a package has it.
-PLACES = {module.__name__: module.__name__.removeprefix("autopart.") for module in (collectives, split_operators)}
+MODULES = (collectives, dispatch, split_operators)
+PLACES = {module.__name__: module.__name__.removeprefix("autopart.") for module in MODULES}
 # Functions that draw random numbers, or change a buffer: they stay where they stand.
 IMPURE = frozenset({split_operators.attention, split_operators.batch_norm_of_split_batch, split_operators.dropout})
 # Operators of libraries -> the same on plain torch, with the same arguments in the same order.

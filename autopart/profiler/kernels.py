@@ -60,6 +60,11 @@ def _grouped_matmul(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any)
     return 2 * rows * left.shape[-1] * right.shape[-1]
 
 
+def _grouped_matmul_backward(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Two products: the gradients of rows and of matrices."""
+    return 2 * _grouped_matmul(left, right)
+
+
 def _mkldnn_rnn(input: torch.Tensor, w_input: torch.Tensor, w_hidden: torch.Tensor, *_: Any, **__: Any) -> int:
     rows = math.prod(input.shape[:-1])
     return 2 * rows * (w_input.numel() + w_hidden.numel())
@@ -71,6 +76,11 @@ EXTRA_FLOPS: dict[Any, Callable[..., int]] = {
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._grouped_mm: _grouped_matmul,
     aten.mkldnn_rnn_layer: _mkldnn_rnn,
+}
+# The same for operators that a library registers itself, by name: they exist only where it is imported.
+LIBRARY_FLOPS: dict[str, Callable[..., int]] = {
+    "transformers::grouped_mm_fallback": _grouped_matmul,
+    "transformers::grouped_mm_fallback_backward": _grouped_matmul_backward,
 }
 
 
@@ -95,6 +105,8 @@ FAMILIES_OF: dict[str, str] = {
     "bmm": "matmul",
     "baddbmm": "matmul",
     "_grouped_mm": "matmul",
+    "grouped_mm_fallback": "matmul",
+    "grouped_mm_fallback_backward": "matmul",
     "_scaled_mm": "matmul",
     "mkldnn_rnn_layer": "matmul",
     "convolution": "convolution",
@@ -220,6 +232,8 @@ def _kernel(func: Any, args: Any, kwargs: Any, result: Any, outputs: list[torch.
 def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> int:
     if packet in EXTRA_FLOPS:
         return EXTRA_FLOPS[packet](*args, **kwargs)
+    if packet._qualified_op_name in LIBRARY_FLOPS:
+        return LIBRARY_FLOPS[packet._qualified_op_name](*args, **kwargs)
     if packet in flop_registry:
         return flop_registry[packet](*args, **kwargs, out_val=result)
     return 0

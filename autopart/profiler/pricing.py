@@ -52,7 +52,8 @@ class LayoutPrices:
         self._outcomes: Outcomes = {} if outcomes is None else outcomes
         self._walk = Walk(graph, self._device.kind, self._outcomes)
         self._walk.run()
-        self.saved: tuple[SavedTensor, ...] = self._walk.saved(CUDA_BLOCK_BYTES if self._device.kind == "cuda" else 1)
+        block_bytes = CUDA_BLOCK_BYTES if self._device.kind == "cuda" else 1
+        self.saved: tuple[SavedTensor, ...] = self._walk.saved(block_bytes, {})
         self._training = graph.mode == "training"
         self._runners: dict[int, Runner] = {}
         self._classes: dict[Hashable, int] = {}
@@ -193,11 +194,13 @@ def flattened(call: Call) -> Call:
 
 def local_spec(spec: TensorSpec, layout: Layout, t: int) -> TensorSpec:
     """What a rank holds of a tensor: the strides of dimensions around the one that is cut shrink with it."""
-    split = layout.split
-    if split is None:
-        return spec
     shape = local_shape(spec.shape, layout, t)
-    before, after, step = spec.shape[split.dim], shape[split.dim], spec.stride[split.dim]
+    if len(shape) > len(spec.shape):  # of every rank
+        return replace(spec, shape=shape, stride=(prod(spec.shape), *spec.stride))
+    dim = layout.spread
+    if dim is None:
+        return spec
+    before, after, step = spec.shape[dim], shape[dim], spec.stride[dim]
     stride = tuple(s * after // before if s > step > 0 else s for s in spec.stride)
     return replace(spec, shape=shape, stride=stride)
 

@@ -58,6 +58,10 @@ class RecordingRanks(collectives.ShapeRanks):
         self._note("all_to_all", self.size * sum(map(_bytes, pieces)))
         return list(torch.empty_like(torch.stack(list(pieces))).unbind(0))
 
+    def all_to_all_rows(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        self._note("all_to_all", self.size * _bytes(x))
+        return super().all_to_all_rows(x.contiguous(), sent, received)
+
     def _note(self, collective: Collective, whole_bytes: int) -> None:
         self.exchanges.append(Exchange(collective, sent_bytes(collective, whole_bytes, self.size), self.size))
 

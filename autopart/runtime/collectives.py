@@ -12,6 +12,7 @@ rank holds of a value (or of its gradient) is one of three things: the whole val
 | `split`          | own shard              | all-gather (own shard between zeros)              |
 | `reduce_scatter` | reduce-scatter         | all-gather                                        |
 | `all_to_all`     | shards of another dim  | and back                                          |
+| `all_to_all_rows`| rows for other ranks   | and back                                          |
 | `share`          | x / ranks              | as it is (gradient / ranks)                       |
 | `share_gradient` | as it is               | gradient / ranks                                  |
 | `place`          | own shard between zeros| own shard                                         |
@@ -59,6 +60,10 @@ class Ranks(Protocol):
         """The pieces that all ranks have for this one, in rank order."""
         ...
 
+    def all_to_all_rows(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        """The rows that all ranks have for this one, in rank order; how many go to and come from each rank is given."""
+        ...
+
 
 class ProcessRanks:
     """A group of processes of `torch.distributed`; None means all of them."""
@@ -98,6 +103,11 @@ class ProcessRanks:
         dist.all_to_all_single(result, sent, group=self._group)
         return list(result.unbind(0))
 
+    def all_to_all_rows(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        result = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(result, x.contiguous(), list(received), list(sent), group=self._group)
+        return result
+
 
 class ShapeRanks:
     """`size` ranks that exchange nothing: results have the right shape and no meaning. For shapes on fake tensors."""
@@ -117,6 +127,9 @@ class ShapeRanks:
 
     def all_to_all(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return list(pieces)
+
+    def all_to_all_rows(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        return x.new_empty(sum(received), *x.shape[1:])
 
 
 _current: list[Ranks] = []
@@ -270,6 +283,24 @@ def all_to_all(
     return _convert(x, _exchange(dim, parts, new_dim, new_parts), _exchange(new_dim, new_parts, dim, parts))
 
 
+def all_to_all_rows(x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+    """Rows that all ranks have for this one, in rank order.
+
+    Args:
+        x: Rows for rank 0, then for rank 1, and so on.
+        sent: How many of them are for each rank.
+        received: How many each rank has for this one.
+    """
+
+    def move(ranks: Ranks, x: torch.Tensor) -> torch.Tensor:
+        return ranks.all_to_all_rows(x, sent, received)
+
+    def back(ranks: Ranks, x: torch.Tensor) -> torch.Tensor:
+        return ranks.all_to_all_rows(x, received, sent)
+
+    return _convert(x, move, back)
+
+
 def share(x: torch.Tensor, partial_gradient: bool = False) -> torch.Tensor:
     """A replicated value as equal summands."""
     return _convert(x, _divide, _divide if partial_gradient else _same)
@@ -293,6 +324,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "all_to_all",
+    "all_to_all_rows",
     "copy_to",
     "group",
     "local_size",

@@ -192,9 +192,14 @@ def grouped_mm(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> tor
         weight: [groups, k, n].
         ends: The row behind each group's last, [groups]; rows behind the last group give zeros.
     """
+    return _grouped_mm(x, weight, ends, x.shape[0])
+
+
+def _grouped_mm(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor, expected: int) -> torch.Tensor:
+    """Args: expected: How many rows belong to a group, for shapes and prices alone."""
     with torch.autocast(x.device.type, enabled=False):
         if shapes_only():  # how many rows a group has is not known
-            return x @ weight[0]
+            return torch.cat([x[:expected] @ weight[0], x.new_zeros(x.shape[0] - expected, weight.shape[2])])
         borders = [0, *ends.tolist(), x.shape[0]]
         *rows, rest = x.split([end - start for start, end in pairwise(borders)])
         products = [own @ matrix for own, matrix in zip(rows, weight.unbind(), strict=True)]
@@ -214,7 +219,8 @@ def grouped_mm_of_own_experts(x: torch.Tensor, weight: torch.Tensor, ends: torch
     before = ends[first - 1] if first else torch.zeros_like(ends[0])
     rows = torch.arange(x.shape[0], device=x.device)
     # Own rows to the front, so that their groups start at row 0; and back.
-    found = grouped_mm(x[(rows + before) % x.shape[0]], weight, ends[first : first + experts] - before)
+    own, own_ends = x[(rows + before) % x.shape[0]], ends[first : first + experts] - before
+    found = _grouped_mm(own, weight, own_ends, x.shape[0] // group().size)
     mine = (rows >= before) & (rows < ends[first + experts - 1])
     result = found[(rows - before) % x.shape[0]]
     return torch.where(mine.unsqueeze(1), result, torch.zeros((), dtype=result.dtype, device=result.device))

@@ -27,7 +27,20 @@ from autopart.sharding.alike import alike
 from autopart.sharding.choice import Choice, choose, following, random_choice, replicated_choice
 from autopart.sharding.conversions import Conversion, Price, conversion, conversions
 from autopart.sharding.describe import Sent, collectives_of, describe, word
-from autopart.sharding.layouts import R_STAR, Layout, Owned, P, R, S, Split, convertible, local_shape, shards
+from autopart.sharding.layouts import (
+    R_STAR,
+    Layout,
+    Owned,
+    P,
+    R,
+    Routed,
+    S,
+    Split,
+    convertible,
+    local_shape,
+    renamed,
+    shards,
+)
 from autopart.sharding.operation import Operation, Strategy
 from autopart.sharding.program import Edge, Program, is_getitem, layout_of, producer_of, results_of
 from autopart.sharding.rewrite import LocalGraph, rewrite
@@ -46,6 +59,7 @@ __all__ = [
     "Price",
     "Program",
     "R",
+    "Routed",
     "S",
     "Sent",
     "Split",
@@ -64,6 +78,7 @@ __all__ = [
     "local_shape",
     "producer_of",
     "random_choice",
+    "renamed",
     "replicated_choice",
     "results_of",
     "rewrite",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 
 from torch import fx
@@ -14,7 +14,7 @@ from autopart.errors import AutopartError
 from autopart.sharding.conversions import conversions
 from autopart.sharding.layouts import Kind, Layout, R, convertible
 from autopart.sharding.operation import Strategy
-from autopart.sharding.program import Edge, Program, layout_of
+from autopart.sharding.program import Edge, Program, layout_of, producer_of
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,17 @@ def choose(program: Program, state: Mapping[str, Layout], pick: Pick) -> Choice:
             tensor argument has so far.
     """
     whole: set[fx.Node] = set()  # values that share changed memory and found no common layout
+    barred: set[tuple[fx.Node, Hashable]] = set()  # routed values that one reader could not take
     while True:
-        chosen, stuck = _attempt(program, state, pick, whole)
+        chosen, stuck = _attempt(program, state, pick, whole, barred)
         if stuck is None:
             keys = {str(node.target): _held(node, state, whole) for node in program.layouts if node.op == "get_attr"}
             return Choice({**state, **keys}, {node.name: strategy for node, strategy in chosen.items()}, program)
+        makers = {producer_of(operand)[0] for operand in program.operations[stuck].operands}
+        routing = {(n, chosen[n].key) for n in makers if n in chosen and any(v.routed for v in chosen[n].outputs)}
+        if routing:
+            barred.add(max(routing, key=lambda made: list(chosen).index(made[0])))
+            continue
         before = len(whole)
         whole |= program.aliases.group(stuck)
         for number, operand in enumerate(program.operations[stuck].operands):
@@ -72,7 +78,11 @@ def _held(node: fx.Node, state: Mapping[str, Layout], whole: set[fx.Node]) -> La
 
 
 def _attempt(
-    program: Program, state: Mapping[str, Layout], pick: Pick, whole: set[fx.Node]
+    program: Program,
+    state: Mapping[str, Layout],
+    pick: Pick,
+    whole: set[fx.Node],
+    barred: set[tuple[fx.Node, Hashable]],
 ) -> tuple[dict[fx.Node, Strategy], fx.Node | None]:
     """Strategies in program order, and the node at which no legal one was left."""
     held = {node: _held(node, state, whole) for node in program.layouts}
@@ -91,6 +101,7 @@ def _attempt(
             for s in program.strategies[node]
             if all(s.inputs[i] == layout(i) for i in fixed)
             and all(convertible(layout(i), after) for i, after in enumerate(s.inputs))
+            and (node, s.key) not in barred
         ]
         if not legal:
             return chosen, node

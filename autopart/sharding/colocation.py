@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from networkx.utils import UnionFind
 from torch import fx
 
-from autopart.sharding.program import Program
+from autopart.sharding.program import Program, is_getitem
 
 
 def colocated_sets(
@@ -26,6 +26,11 @@ def colocated_sets(
     together = UnionFind()
     for names in (*program.capture.colocated, *parts):
         together.union(*names)
+    for node in graph.nodes:  # how many rows are sent depends on data, and stages exchange values of known shapes
+        layout = node.meta.get("layout")
+        if layout is not None and layout.routed is not None and layout.routed.role == "sent":
+            makers = node.all_input_nodes if is_getitem(node) else []
+            together.union(node.name, *(other.name for other in (*makers, *node.users)))
     held = {program.aliases.root(node) for node in program.layouts if node.op == "get_attr"}
     for value, version, node in conversions:
         changes = program.aliases.changes(value)

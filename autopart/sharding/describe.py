@@ -17,6 +17,7 @@ from autopart.sharding.conversions import Collective, sent_bytes
 from autopart.sharding.layouts import R
 from autopart.sharding.operation import Strategy
 
+_GROUPED = {"experts": "experts", "all-to-all": "experts, all-to-all", "n": "column", "k": "row"}
 # Operator -> label -> word. Labels that are not here are named by where they stand in the result (`_POSITIONS`).
 _WORDS: dict[str, dict[str, str]] = {
     "aten::linear": {"n": "column", "k": "row"},
@@ -32,8 +33,8 @@ _WORDS: dict[str, dict[str, str]] = {
     "aten::batch_norm": {"c": "channels", "n": "batch"},
     "aten::group_norm": {"c": "channels", "n": "batch"},
     "aten::index": {"rows": "experts"},
-    "transformers::grouped_mm_fallback": {"experts": "experts", "n": "column", "k": "row"},
-    "aten::_grouped_mm": {"experts": "experts", "n": "column", "k": "row"},
+    "transformers::grouped_mm_fallback": _GROUPED,
+    "aten::_grouped_mm": _GROUPED,
 }
 
 
@@ -70,7 +71,7 @@ def describe(graph: Graph, choice: Choice, t: int) -> dict[str, str]:
             continue
         for operand in node.all_input_nodes:
             if operand.op == "get_attr" and _splits(strategy):
-                words[str(operand.target)].add(word(node, strategy))
+                words[str(operand.target)] |= {word(n, choice.strategies[n.name]) for n in _computing(node, choice)}
     lines: dict[str, str] = {}
     for key, entry in graph.state.items():
         split = choice.state.get(key, R).split
@@ -87,6 +88,14 @@ def describe(graph: Graph, choice: Choice, t: int) -> dict[str, str]:
             names = ", ".join(sorted(words[key])) or "held in shards"
             lines[path] = f"{names}: {text}"
     return lines
+
+
+def _computing(reader: fx.Node, choice: Choice) -> list[fx.Node]:
+    """A reader of a tensor; of one that only moves its dimensions, those who read that."""
+    if choice.strategies[reader.name].name != "moved":
+        return [reader]
+    users = [user for user in reader.users if user.name in choice.strategies]
+    return [node for user in users for node in _computing(user, choice)] or [reader]
 
 
 def _splits(strategy: Strategy) -> bool:

@@ -17,7 +17,7 @@ from torch import fx
 
 from autopart.graph import Capture, Graph, StateEntry
 from autopart.sharding.aliases import Aliases
-from autopart.sharding.layouts import Layout, Owned, R, Split, shards
+from autopart.sharding.layouts import Layout, Owned, R, Routed, Split, shards
 from autopart.sharding.operation import Operation, Strategy
 from autopart.sharding.rulebook import Rulebook
 from autopart.sharding.rules.labels import Place
@@ -77,14 +77,15 @@ class Program:
         }
         self.aliases = Aliases(capture, self.operations)
         self._splits: dict[fx.Node, dict[Split, None]] = defaultdict(dict)
-        self._owned: dict[fx.Node, set[Owned]] = defaultdict(set)
+        self._named: dict[fx.Node, set[Owned | Routed]] = defaultdict(set)
         self._found: dict[fx.Node, dict[object, Strategy]] = {node: {} for node in self.operations}
-        self._queue: deque[tuple[fx.Node, Split | Owned]] = deque()
+        self._queue: deque[tuple[fx.Node, Split | Owned | Routed]] = deque()
         self._users: dict[fx.Node, list[tuple[fx.Node, int]]] = defaultdict(list)
         for node, op in self.operations.items():
             for number, operand in enumerate(op.operands):
                 self._users[operand].append((node, number))
         self._explore()
+        self._drop_dead_ends()
         self.strategies = {node: list(found.values()) for node, found in self._found.items()}
         self.layouts = {
             node: [R, *(shards(split) for split in self._splits[node])]
@@ -155,16 +156,18 @@ class Program:
             node, split = self._queue.popleft()
             for user, number in self._users[node]:
                 self._propose(user, Place("in", number), split)
-            if isinstance(split, Owned):
+            if not isinstance(split, Split):
                 continue
             producer, number = producer_of(node)
             if producer in self.operations:
                 self._propose(producer, Place("out", number), split)
 
-    def _propose(self, node: fx.Node, place: Place, split: Split | Owned) -> None:
+    def _propose(self, node: fx.Node, place: Place, split: Split | Owned | Routed) -> None:
         op = self.operations[node]
         if isinstance(split, Owned):
             found = self.rules.from_owned(op, place.number, split)
+        elif isinstance(split, Routed):
+            found = self.rules.from_routed(op, place.number, split)
         else:
             found = self.rules.from_split(op, place, split)
         for strategy in found:
@@ -184,9 +187,39 @@ class Program:
             for value in results_of(node, number):
                 if layout.split is not None:
                     self._add_split(value, layout.split)
-                elif layout.owned is not None and layout.owned not in self._owned[value]:
-                    self._owned[value].add(layout.owned)
-                    self._queue.append((value, layout.owned))
+                else:
+                    named = layout.owned or layout.routed
+                    if named is not None and named not in self._named[value]:
+                        self._named[value].add(named)
+                        self._queue.append((value, named))
+
+    def _drop_dead_ends(self) -> None:
+        """Routed values are read as they are: without the strategies that make what no reader takes, or take what
+        nobody makes."""
+        values = [value for value, kinds in self._named.items() if any(isinstance(kind, Routed) for kind in kinds)]
+        dropped = True
+        while dropped:
+            dropped = False
+            for value in values:
+                producer, result = producer_of(value)
+                made = {s.outputs[result] for s in self._found[producer].values()}
+                taken = made
+                for user, number in self._users[value]:
+                    dropped |= self._drop(user, Place("in", number), made)
+                    taken = taken & {s.inputs[number] for s in self._found[user].values()}
+                if any(user.op == "output" for user in value.users):
+                    taken = set()
+                dropped |= self._drop(producer, Place("out", result), taken)
+
+    def _drop(self, node: fx.Node, place: Place, but: set[Layout]) -> bool:
+        """Drop a node's strategies that have a routed layout at that place, but for some layouts."""
+        found = self._found[node]
+
+        def layout(strategy: Strategy) -> Layout:
+            return (strategy.inputs if place.kind == "in" else strategy.outputs)[place.number]
+
+        self._found[node] = {k: s for k, s in found.items() if layout(s).routed is None or layout(s) in but}
+        return len(self._found[node]) < len(found)
 
     def _add_split(self, node: fx.Node, split: Split) -> None:
         known = self._splits[node]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-from autopart.sharding.layouts import Owned, Split
+from autopart.sharding.layouts import Owned, Routed, Split
 from autopart.sharding.operation import Operation, Strategy
 from autopart.sharding.rules.labels import Place, replicated
 from autopart.sharding.rules.table import rule_of
@@ -54,10 +54,17 @@ class Rulebook:
         rule = rule_of(op.node.target)
         return () if rule is None else tuple(rule.from_owned(op, number, owned))
 
+    def from_routed(self, op: Operation, number: int, routed: Routed) -> Strategies:
+        """Strategies that read a routed argument; rules look at the names of sorts."""
+        rule = rule_of(op.node.target)
+        return () if rule is None else tuple(rule.from_routed(op, number, routed))
+
     def _once(self, op: Operation, key: Hashable, find: Callable[[], Strategies]) -> Strategies:
         found = self._known.get(key)
         if found is None:
             found = find()
-            if not any(layout.owned for s in found for layout in (*s.inputs, *s.outputs)):  # owners have names
+            if not any(
+                layout.owned or layout.routed for s in found for layout in (*s.inputs, *s.outputs)
+            ):  # they have names
                 self._known[key] = found
         return found

@@ -35,6 +35,7 @@ from autopart.sharding import (
     conversions,
     local_shape,
     producer_of,
+    renamed,
 )
 from autopart.workload import OPTIMIZER_STATES
 
@@ -166,6 +167,7 @@ class LayoutProblem:
         self.graph, self.prices, self.cluster, self.t = graph, prices, cluster, t
         self.in_flight = in_flight
         self.program = Program.of(graph, t)
+        self._position = _positions(self.program)
         self.link = cluster.group_link(t)
         self._optimizer_states = OPTIMIZER_STATES[optimizer]
         self._allow = allow
@@ -253,7 +255,10 @@ class LayoutProblem:
         return prod(local_shape(entry.tensor.shape, layout, self.t)) * entry.tensor.element_size() * copies
 
     def _run(self, nodes: tuple[fx.Node, ...]) -> Site:
-        by_key = [{strategy.key: strategy for strategy in self.program.strategies[node]} for node in nodes]
+        by_key = [
+            {_relative(strategy, node, self._position): strategy for strategy in self.program.strategies[node]}
+            for node in nodes
+        ]
         options = [tuple(found[key] for found in by_key) for key in by_key[0]]
         if self._allow is not None:
             legal = [o for o in options if all(map(self._allow, nodes, o))]
@@ -338,10 +343,11 @@ def _tied(graph: Graph, program: Program) -> list[tuple[fx.Node, ...]]:
         blocks[labels[node.name]].append(node)
     block_of = {node: label for label, nodes in blocks.items() for node in nodes}
     alike: dict[Hashable, list[str]] = defaultdict(list)
+    position = _positions(program)
     places = {label: _places(nodes, block_of, label) for label, nodes in blocks.items()}
     for label, nodes in blocks.items():
         kind = label if label in names else re.sub(r"\d+", "#", label)
-        alike[kind, tuple(_form(node, places[label], program, graph) for node in nodes)].append(label)
+        alike[kind, tuple(_form(node, places[label], position, program, graph) for node in nodes)].append(label)
     classes: dict[fx.Node, tuple[fx.Node, ...]] = {}
     for group in alike.values():
         for members in zip(*(places[label] for label in group), strict=True):
@@ -364,7 +370,9 @@ def _places(nodes: Sequence[fx.Node], block_of: Mapping[fx.Node, str], label: st
     return own
 
 
-def _form(node: fx.Node, places: Mapping[fx.Node, int], program: Program, graph: Graph) -> Hashable:
+def _form(
+    node: fx.Node, places: Mapping[fx.Node, int], position: Mapping[str, int], program: Program, graph: Graph
+) -> Hashable:
     """What a node must have in common with another to be tied to it: all but the values that come from outside."""
     operation = program.operations[node]
 
@@ -378,5 +386,27 @@ def _form(node: fx.Node, places: Mapping[fx.Node, int], program: Program, graph:
         held = frozenset(program.layouts[operand]) if operand.op == "get_attr" else None
         return bool(operand.meta.get("requires_grad", False)), held, place(operand)
 
-    strategies = frozenset(map(id, program.strategies[node]))  # operators that are alike share them
+    # Operators that are alike share strategies, but for those that name a node.
+    strategies = frozenset(
+        _relative(strategy, node, position) if _names(strategy) else id(strategy)
+        for strategy in program.strategies[node]
+    )
     return program.rules.kind(operation), tuple(described(operand) for operand in operation.operands), strategies
+
+
+def _positions(program: Program) -> dict[str, int]:
+    return {node.name: i for i, node in enumerate(program.capture.graph.nodes)}
+
+
+def _names(strategy: Strategy) -> bool:
+    """Whether some layout of a strategy names a node."""
+    return any(layout.owned or layout.routed for layout in (*strategy.inputs, *strategy.outputs))
+
+
+def _relative(strategy: Strategy, node: fx.Node, position: Mapping[str, int]) -> Hashable:
+    """A strategy's key; nodes that it names by how far before its own they stand, as in every block that is alike."""
+
+    def name(other: str) -> str:
+        return str(position[node.name] - position[other])
+
+    return tuple(tuple(renamed(layout, name) for layout in layouts) for layouts in strategy.key)

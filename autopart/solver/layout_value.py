@@ -143,6 +143,6 @@ def _saved_bytes(problem: LayoutProblem, picks: Sequence[int]) -> int:
     total = 0.0
     for saved in problem.saved:
         layouts = [kept_layouts(problem.sites[i], number)[picks[i]] for i, number in saved.savers]
-        shares = {1.0 if layout.split is None else 1.0 / problem.t for layout in layouts} or {1.0}
+        shares = {1.0 if layout.spread is None else 1.0 / problem.t for layout in layouts} or {1.0}
         total += saved.bytes * sum(shares)
     return round(total)

@@ -334,7 +334,7 @@ class _Program:
         layouts = kept_layouts(self.problem.sites[site], number)
         held: dict[float, list[Linear]] = defaultdict(list)
         for layout, x in zip(layouts, self.x[site], strict=True):
-            held[1.0 if layout.split is None else 1.0 / self.problem.t].append(x)
+            held[1.0 if layout.spread is None else 1.0 / self.problem.t].append(x)
         return {share: mathopt.fast_sum(xs) for share, xs in held.items()}
 
 

@@ -55,6 +55,12 @@ class ThreadRanks:
         found = self.exchange([p.detach().clone() for p in pieces])
         return [other[self.rank] for other in found]
 
+    def all_to_all_rows(self, x: torch.Tensor, sent: Sequence[int], received: Sequence[int]) -> torch.Tensor:
+        self._count("all_to_all", _bytes(x) * (self.size - 1) / self.size)
+        found = self.exchange([piece.detach().clone() for piece in x.split(list(sent))])
+        assert [other[self.rank].shape[0] for other in found] == list(received)
+        return torch.cat([other[self.rank] for other in found])
+
     def run(self, program: Callable[[int], Any]) -> list[Any]:
         """program(rank) on every rank; their results in rank order."""
         results: list[Any] = [None] * self.size

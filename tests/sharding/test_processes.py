@@ -14,6 +14,9 @@ from autopart.runtime.collectives import ProcessRanks
 from tests.sharding.ranks import ThreadRanks
 
 SIZE = 2
+# Rank -> how many rows it has for each rank, and each rank for it.
+ROWS = [([1, 5], [1, 4]), ([4, 2], [5, 2])]
+ALL_TO_ONE = [([0, 6], [0, 0]), ([0, 6], [6, 6])]
 
 
 def programs() -> list[Any]:
@@ -30,6 +33,8 @@ def programs() -> list[Any]:
         lambda x: collectives.reduce_scatter(x, 0, [5, 1]),
         lambda x: collectives.all_to_all(x, 0, 1),
         lambda x: collectives.all_to_all(x, 0, 0, [6, 6], [12]),
+        lambda x: collectives.all_to_all_rows(x, *ROWS[collectives.group().rank]),
+        lambda x: collectives.all_to_all_rows(x, *ALL_TO_ONE[collectives.group().rank]),
         collectives.share,
         collectives.share_gradient,
         lambda x: collectives.place(x, 1),

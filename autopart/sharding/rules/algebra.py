@@ -136,9 +136,9 @@ def _grouped(op: Operation, label: str, inputs: Sequence[Layout], outputs: Seque
     return (op.call(groups=groups // op.t),) if groups % op.t == 0 else None
 
 
-LINEAR = LabelRule(linear)
-ADDMM = LabelRule(addmm)
-MM = LabelRule(mm)
+LINEAR = LabelRule(linear, by_rows=True)
+ADDMM = LabelRule(addmm, by_rows=True)
+MM = LabelRule(mm, by_rows=True)
 BMM = LabelRule(bmm)
 BADDBMM = LabelRule(baddbmm)
 MATMUL = LabelRule(matmul)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from autopart.runtime import split_operators
-from autopart.sharding.layouts import Layout, Owned, R, Split, belonging, shards
-from autopart.sharding.operation import Call, Operand, Operation, Strategy
+from autopart.runtime import dispatch, split_operators
+from autopart.sharding.layouts import Layout, Owned, R, Routed, Split, belonging, shards
+from autopart.sharding.operation import Call, Operand, Operation, Result, Strategy
 from autopart.sharding.rules.labels import LabelRule, Names, Special, strategy
 
 BY_EXPERT = (Call(split_operators.grouped_mm_of_own_experts, (Operand(0), Operand(1), Operand(2))),)
@@ -35,13 +36,29 @@ def _by_expert(op: Operation, label: str, inputs: Sequence[Layout], outputs: Seq
 
 
 class GroupedRule(LabelRule):
-    """By labels; and rows that are owned by the same experts stay with them."""
+    """By labels; rows that are owned by the same experts stay with them; and rows of a rank's own slots are sent to
+    their experts, and stay there or come back."""
 
     def from_owned(self, op: Operation, number: int, owned: Owned) -> Iterable[Strategy]:
         weight = Split(0, (op.inputs[1].shape[0],))
         if number == 0 and owned == Owned(0, op.operands[2].name) and not weight.padded(op.t):
             inputs: list[Layout] = [belonging(owned), shards(weight), R]
             yield strategy(op, "experts", inputs, [belonging(owned)], BY_EXPERT)
+
+    def from_routed(self, op: Operation, number: int, routed: Routed) -> Iterable[Strategy]:
+        weight = Split(0, (op.inputs[1].shape[0],))
+        if number or not routed.rows or routed.dim or weight.padded(op.t) or op.inputs[1].dim() != 3:
+            return
+        rows, weights, ends = Operand(0), Operand(1), Operand(2)
+        calls: list[Call] = []
+        if routed.role == "sorted":
+            calls.append(Call(dispatch.send_to_experts, (rows, ends)))
+        product = Call(dispatch.grouped_mm_of_sent_rows, (Result(0) if calls else rows, weights, ends))
+        inputs = [belonging(routed), shards(weight), belonging(replace(routed, role="ends"))]
+        calls.append(product)
+        yield strategy(op, "all-to-all", inputs, [belonging(replace(routed, role="sent"))], tuple(calls))
+        calls.append(Call(dispatch.return_from_experts, (Result(len(calls) - 1), ends, op.outputs[0].shape[0] // op.t)))
+        yield strategy(op, "all-to-all", inputs, [belonging(replace(routed, role="sorted"))], tuple(calls))
 
 
 GROUPED = GroupedRule(grouped)

@@ -116,7 +116,7 @@ def index_select(op: Operation) -> Names:
 
 EXPAND_AS = LabelRule(expand_as)
 INDEX_SELECT = LabelRule(index_select)
-INDEX = LabelRule(index)
+INDEX = LabelRule(index, by_rows=True)
 GATHER = LabelRule(gather)
 EXPAND = LabelRule(expand)
 TOPK = LabelRule(topk)

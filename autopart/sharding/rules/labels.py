@@ -13,10 +13,10 @@ operator runs replicated, with replicated or with partial gradients: backward is
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from autopart.sharding.layouts import R_STAR, Layout, Owned, P, R, Split, belonging, shards
+from autopart.sharding.layouts import R_STAR, Layout, Owned, P, R, Routed, Split, belonging, shards
 from autopart.sharding.operation import Call, Operation, Strategy
 
 Labels = tuple[str | None, ...]
@@ -43,6 +43,10 @@ class Rule(Protocol):
 
     def from_owned(self, op: Operation, number: int, owned: Owned) -> Iterable[Strategy]:
         """Strategies that keep the owners of an argument's indices."""
+        ...
+
+    def from_routed(self, op: Operation, number: int, routed: Routed) -> Iterable[Strategy]:
+        """Strategies that read a routed argument."""
         ...
 
 
@@ -94,9 +98,15 @@ class Special:
 
 @dataclass(frozen=True)
 class LabelRule:
-    """A rule by labels; `names` gives them for one operation."""
+    """A rule by labels; `names` gives them for one operation.
+
+    Attributes:
+        by_rows: Whether the operator takes indices of any dimension that may be cut one by one: whichever they are, in
+            whatever order, and however many.
+    """
 
     names: Callable[[Operation], Names]
+    by_rows: bool = False
 
     def at_once(self, op: Operation) -> Iterable[Strategy]:
         names = self.names(op)
@@ -136,6 +146,27 @@ class LabelRule:
             calls = names.local(op, "owned", inputs, outputs) if names.local else (op.call(),)
             if calls is not None:
                 yield strategy(op, "owned", inputs, outputs, calls)
+
+    def from_routed(self, op: Operation, number: int, routed: Routed) -> Iterable[Strategy]:
+        names = self.names(op)
+        label = names.inputs[number][routed.dim] if routed.rows and self.by_rows else None
+        if label is None or label in names.special or not all(label in labels for labels in names.outputs):
+            return
+        if routed.role == "sent" and label not in names.inputs[0]:  # a weight without rows is no weight
+            return
+
+        def layout(labels: Labels) -> Layout:
+            return belonging(replace(routed, dim=labels.index(label))) if label in labels else R_STAR
+
+        inputs, outputs = list(map(layout, names.inputs)), list(map(layout, names.outputs))
+        calls = names.local(op, label, inputs, outputs) if names.local else (op.call(),)
+        if calls is not None and knows_no_size(op, routed, calls):
+            yield strategy(op, "rows", inputs, outputs, calls)
+
+
+def knows_no_size(op: Operation, routed: Routed, calls: tuple[Call, ...]) -> bool:
+    """Whether calls take any number of rows, where that depends on data."""
+    return routed.role != "sent" or calls == (op.call(),)
 
 
 def by_label(op: Operation, names: Names, label: str, parts: tuple[int, ...]) -> Strategy | None:

@@ -54,6 +54,6 @@ def _split_batch(
     return (Call(split_operators.batch_norm_of_split_batch, tuple(a[name] for name in names)),)
 
 
-LAYER_NORM = LabelRule(layer_norm)
+LAYER_NORM = LabelRule(layer_norm, by_rows=True)
 GROUP_NORM = LabelRule(group_norm)
 BATCH_NORM = LabelRule(batch_norm)

@@ -31,7 +31,7 @@ def pointwise(*linear: Sequence[int], zero: bool = False, zero_when_all: bool = 
         padding = frozenset(label for label in kept if label is not None)
         return Names(tuple(labels), (result,), sets, padding=padding, any_zero=zero and bool(padding))
 
-    return LabelRule(names)
+    return LabelRule(names, by_rows=True)
 
 
 def _linear(op: Operation, operands: Sequence[int]) -> bool:
@@ -67,4 +67,4 @@ def _dropout_on_shards(
     return (Call(split_operators.dropout, (Operand(0), op.arguments["p"], op.arguments["train"])),)
 
 
-DROPOUT = LabelRule(dropout_names)
+DROPOUT = LabelRule(dropout_names, by_rows=True)

@@ -55,7 +55,7 @@ def reduction(op: Operation) -> Names:
     return Names((labels,), tuple(_after_reduction(op, labels) for _ in op.outputs))
 
 
-def along(dims: Callable[[Operation], Sequence[int]], linear: bool = False) -> LabelRule:
+def along(dims: Callable[[Operation], Sequence[int]], linear: bool = False, by_rows: bool = False) -> LabelRule:
     """A rule for an operator of one tensor whose results have its shape, and which mixes along dims(op) only."""
 
     def names(op: Operation) -> Names:
@@ -63,7 +63,7 @@ def along(dims: Callable[[Operation], Sequence[int]], linear: bool = False) -> L
         outputs = tuple(labels if v is not None else () for v in op.outputs)
         return Names((labels,), outputs, (frozenset({0}),) if linear else ())
 
-    return LabelRule(names)
+    return LabelRule(names, by_rows)
 
 
 def one_dim(op: Operation) -> Sequence[int]:
@@ -93,10 +93,10 @@ def gated(op: Operation) -> Names:
     return Names((labels,), (labels,))
 
 
-GLU = LabelRule(gated)
-SUM = LabelRule(total)
-REDUCTION = LabelRule(reduction)
-ALONG_DIM = along(one_dim)
+GLU = LabelRule(gated, by_rows=True)
+SUM = LabelRule(total, by_rows=True)
+REDUCTION = LabelRule(reduction, by_rows=True)
+ALONG_DIM = along(one_dim, by_rows=True)
 CUMULATIVE_SUM = along(one_dim, linear=True)
 ROLL = along(many_dims, linear=True)
 FLIP = along(many_dims, linear=True)

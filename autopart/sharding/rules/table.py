@@ -12,7 +12,17 @@ from typing import Any
 
 import torch
 
-from autopart.sharding.rules import algebra, attention, experts, indexing, normalization, reductions, views, vocabulary
+from autopart.sharding.rules import (
+    algebra,
+    attention,
+    experts,
+    indexing,
+    normalization,
+    reductions,
+    routing,
+    views,
+    vocabulary,
+)
 from autopart.sharding.rules.labels import Rule
 from autopart.sharding.rules.pointwise import DROPOUT, pointwise
 from autopart.sharding.rules.recurrent import RECURRENT
@@ -91,7 +101,7 @@ _add("mul.Scalar", LINEAR, "f(4, 8, 8), 0.5")
 _add("div.Tensor div_.Tensor", QUOTIENT, "f(4, 8, 8), pos(4, 8, 8)", "f(4, 8, 8), pos(8, 1)", "f(4, 8, 8), 3.0")
 _add("div.Scalar", QUOTIENT, "f(4, 8, 8), 3.0")
 _add("div.Tensor_mode", NONLINEAR, "i(9, 4, 8), 2, rounding_mode='floor'")
-_add("floor_divide", NONLINEAR, "i(9, 4, 8), 2")
+_add("floor_divide", routing.FLOOR_DIVIDE, "i(9, 4, 8), 2")
 _add("addcmul", pointwise(), "f(4, 8, 8), f(4, 8, 8), f(8, 8)")
 _add("lerp.Scalar", pointwise(), "f(4, 8, 8), f(4, 8, 8), 0.25")
 _add("maximum minimum max.other min.other", NONLINEAR, *PAIR)
@@ -208,7 +218,7 @@ _add("var.correction std.correction", reductions.REDUCTION, "f(4, 8, 8), [-1], c
 _add("linalg_vector_norm", reductions.REDUCTION, "f(4, 8, 8), 2, [-1], True")
 _add("softmax.int log_softmax.int", reductions.ALONG_DIM, "f(4, 8, 8), -1")
 _add("_softmax _log_softmax", reductions.ALONG_DIM, "f(4, 8, 8), -1, False")
-_add("cumsum", reductions.CUMULATIVE_SUM, "f(4, 8, 8), 1", "b(4, 8), -1", "f(4, 8, 8).detach(), 1, dtype=torch.int64")
+_add("cumsum", routing.CUMSUM, "f(4, 8, 8), 1", "b(4, 8), -1", "f(4, 8, 8).detach(), 1, dtype=torch.int64")
 _add("cumprod", reductions.ALONG_DIM, "f(4, 8, 8), 1")
 _add("glu", reductions.GLU, "f(4, 8, 8), -1")
 _add("roll", reductions.ROLL, "f(4, 8, 8), [2, 1], [0, 1]", "f(4, 8), [1]")
@@ -278,7 +288,7 @@ LIBRARY["transformers::grouped_mm_fallback"] = Entry(experts.GROUPED, (GROUPED_E
 # Indexing, filling.
 _add(
     "index.Tensor",
-    indexing.INDEX,
+    routing.INDEX_OF_SLOTS,
     "f(9, 8), [i(9, 4, 8)]",
     "f(8, 6, 4), [i(8, 16)]",
     "f(8, 6, 4), [i(8, 16) - 8]",
@@ -290,13 +300,16 @@ _add(
 _add("gather", indexing.GATHER, "f(4, 8, 9), -1, i(9, 4, 8, 4)", "f(4, 9), 1, i(9, 4, 8)")
 _add("index_select", indexing.INDEX_SELECT, "f(4, 9, 8), 1, i(9, 4)")
 _add("topk", indexing.TOPK, "f(4, 8, 9), 2")
-_add("sort", indexing.TOPK, "f(4, 8, 9)")
-_add("argsort", indexing.TOPK, "f(4, 8, 9)")
+_add("sort", routing.SORT, "f(4, 8, 9)")
+_add("argsort", routing.SORT, "f(4, 8, 9)")
+_add("histc", routing.HISTOGRAM, "i(9, 16).double(), 9, 0, 8")
+_add("index_put_", routing.INDEX_PUT, "f(6, 8), [torch.tensor([3, 5, 0, 1])], f(4, 8)")
 _add("zeros ones", indexing.filled("size"), "[4, 8], dtype=torch.float64")
 _add("full", indexing.filled("size"), "[4, 8], 2.0, dtype=torch.float64")
 _add("new_zeros new_ones", indexing.filled("size"), "f(3), [4, 8]")
 _add("new_full", indexing.filled("size"), "f(3), [4, 8], 2.0")
 _add("zeros_like ones_like", indexing.filled(None, reads=True), "f(4, 8)")
+_add("empty_like", routing.EMPTY_LIKE, "f(4, 8)")
 _add("full_like", indexing.filled(None, reads=True), "f(4, 8), 2.0")
 
 # Recurrent layers.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 import torch
 
 from autopart.runtime.shards import local_size
-from autopart.sharding.layouts import Owned, P, Split, belonging, shards
+from autopart.sharding.layouts import Owned, P, Routed, Split, belonging, shards
 from autopart.sharding.operation import Call, Operand, Operation, Strategy
-from autopart.sharding.rules.labels import Place, strategy
+from autopart.sharding.rules.labels import Place, knows_no_size, strategy
 
 Map = Callable[[Operation, Split], Split | None]
 Localize = Callable[[Operation, Split, Split], Call]
@@ -54,6 +54,19 @@ class MapRule:
         if result is None or result.parts != (size,) or self.backward(op, result) != Split(owned.dim, (size,)):
             return
         yield strategy(op, "owned", [belonging(owned)], [belonging(Owned(result.dim, owned.owner))], (op.call(),))
+
+    def from_routed(self, op: Operation, number: int, routed: Routed) -> Iterable[Strategy]:
+        """A dimension that stays whole keeps its rows."""
+        if not routed.rows:
+            return
+        source = Split(routed.dim, (op.inputs[0].shape[routed.dim],))
+        result = self.forward(op, source)
+        if result is None or result.parts != source.parts or self.backward(op, result) != source:
+            return
+        calls = (self.local(op, source, result) if self.local is not None else op.call(),)
+        if knows_no_size(op, routed, calls):
+            outputs = [belonging(replace(routed, dim=result.dim))]
+            yield strategy(op, "rows", [belonging(routed)], outputs, calls)
 
 
 # Views: view, reshape, flatten, unflatten, squeeze, unsqueeze.
@@ -258,6 +271,12 @@ class PiecesRule:
             result = Owned(owned.dim - (owned.dim > dim and self.removes_dim), owned.owner)
             yield strategy(op, "owned", [belonging(owned)], [belonging(result)] * len(op.outputs), (op.call(),))
 
+    def from_routed(self, op: Operation, number: int, routed: Routed) -> Iterable[Strategy]:
+        dim, _ = self._sizes(op)
+        if routed.rows and routed.dim != dim:
+            result = replace(routed, dim=routed.dim - (routed.dim > dim and self.removes_dim))
+            yield strategy(op, "rows", [belonging(routed)], [belonging(result)] * len(op.outputs), (op.call(),))
+
     def _sizes(self, op: Operation) -> tuple[int, list[int]]:
         dim = op.arguments["dim"] % op.inputs[0].dim()
         return dim, [1 if self.removes_dim else v.shape[dim] for v in op.outputs]
@@ -338,6 +357,13 @@ class JoinRule:
             return
         result = Owned(owned.dim + (owned.dim >= dim and self.adds_dim), owned.owner)
         yield strategy(op, "owned", [belonging(owned)] * len(op.inputs), [belonging(result)], (op.call(),))
+
+    def from_routed(self, op: Operation, number: int, routed: Routed) -> Iterable[Strategy]:
+        dim = self._dim(op)
+        if self._legacy(op) or not routed.rows or (routed.dim == dim and not self.adds_dim):
+            return
+        result = replace(routed, dim=routed.dim + (routed.dim >= dim and self.adds_dim))
+        yield strategy(op, "rows", [belonging(routed)] * len(op.inputs), [belonging(result)], (op.call(),))
 
     def _dim(self, op: Operation) -> int:
         return int(op.arguments["dim"]) % op.outputs[0].dim()

@@ -1,0 +1,83 @@
+"""Rows sent to the ranks that hold their experts, and back: by all-to-all, however many there are.
+
+Every rank has rows sorted by expert, and holds the matrices of consecutive experts: rank 0 of the first ones, and so
+on. `ends[rank, expert]` says behind which of a rank's rows those of an expert end; all ranks know it.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from .collectives import all_to_all_rows, group, shapes_only
+from .split_operators import grouped_mm
+
+
+def ends_of_all_ranks(ends: torch.Tensor) -> torch.Tensor:
+    """From this rank's ends, [experts], those of all ranks, [ranks, experts]."""
+    return torch.stack(group().all_gather(ends))
+
+
+def send_to_experts(x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The rows that all ranks have for this rank's experts, sorted by expert.
+
+    Args:
+        x: This rank's rows, sorted by expert, [rows, ...]; those behind the last end are not sent.
+        ends: See the module, [ranks, experts].
+    """
+    sent, received = _sizes(x, ends)
+    rows = all_to_all_rows(x[: sum(sent)], sent, received)
+    return rows[_by_expert(rows, ends)]
+
+
+def return_from_experts(x: torch.Tensor, ends: torch.Tensor, rows: int) -> torch.Tensor:
+    """This rank's rows, in the order in which they were given to `send_to_experts`.
+
+    Args:
+        x: The rows of this rank's experts, sorted by expert.
+        ends: See the module, [ranks, experts].
+        rows: How many there were; those behind the last end are zeros.
+    """
+    sent, received = _sizes(x, ends)
+    found = all_to_all_rows(x[_by_expert(x, ends).argsort()], received, sent)
+    rest = rows - found.shape[0]
+    return torch.cat([found, found.new_zeros(rest, *found.shape[1:])]) if rest else found
+
+
+def grouped_mm_of_sent_rows(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Rows of this rank's experts, each times its expert's matrix.
+
+    Args:
+        x: From `send_to_experts`, [rows, k].
+        weight: This rank's experts, [experts of a rank, k, n].
+        ends: See the module, [ranks, experts].
+    """
+    return grouped_mm(x, weight, _received(ends).sum(0).cumsum(0))
+
+
+def _counts(ends: torch.Tensor) -> torch.Tensor:
+    """How many rows each rank has for each expert, [ranks, experts]."""
+    return ends.diff(dim=1, prepend=torch.zeros_like(ends[:, :1]))
+
+
+def _received(ends: torch.Tensor) -> torch.Tensor:
+    """How many rows each rank has for each expert of this rank, [ranks, experts of a rank]."""
+    ranks = group()
+    return _counts(ends).chunk(ranks.size, 1)[ranks.rank]
+
+
+def _sizes(x: torch.Tensor, ends: torch.Tensor) -> tuple[list[int], list[int]]:
+    """How many rows this rank has for each rank, and each rank for this one."""
+    ranks = group()
+    if shapes_only():  # how many there are is not known: as many for each
+        even = [x.shape[0] * (r + 1) // ranks.size - x.shape[0] * r // ranks.size for r in range(ranks.size)]
+        return even, even
+    counts = _counts(ends).view(ranks.size, ranks.size, -1).sum(2)
+    sent, received = torch.stack([counts[ranks.rank], counts[:, ranks.rank]]).tolist()
+    return sent, received
+
+
+def _by_expert(x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Of received rows, which come rank by rank: the order in which they are sorted by expert."""
+    borders = _received(ends).flatten().cumsum(0)
+    run = torch.searchsorted(borders, torch.arange(x.shape[0], device=x.device), right=True)
+    return (run % (ends.shape[1] // group().size)).argsort(stable=True)

@@ -1,0 +1,143 @@
+"""Tokens sent to the ranks that hold their experts: exact for every routing, offered where it fits, priced."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import pytest
+import torch
+import transformers.integrations.moe  # noqa: F401 (registers its operators)
+from torch import fx, nn
+
+from autopart.cluster import Cluster, Link
+from autopart.graph import Graph
+from autopart.profiler import LayoutPrices
+from autopart.runtime import dispatch
+from autopart.sharding import Program, Strategy, describe, rewrite
+from autopart.solver.layouts import LayoutChoice, choose_layouts
+from autopart.tracer import trace
+from tests.sharding.dispatching import (
+    EXPERTS,
+    LENGTH,
+    ROUTINGS,
+    ROWS,
+    TOP,
+    WIDTH,
+    GivenRouting,
+    by_loops,
+    by_plain_products,
+    dispatching,
+    routed,
+)
+from tests.sharding.ranks import ThreadRanks
+from tests.sharding.running import in_double, run_split
+
+
+@functools.cache
+def traced(experts: int = EXPERTS, length: int = LENGTH, top: int = TOP) -> tuple[GivenRouting, torch.Tensor, Graph]:
+    torch.manual_seed(0)
+    model = GivenRouting(experts).double()
+    x = torch.randn(ROWS, length, WIDTH, dtype=torch.float64)
+    ids = torch.randint(experts, (ROWS * length, top))
+    with by_plain_products():
+        return model, x, in_double(trace(model, (x, ids), {}, check=False))
+
+
+@pytest.mark.parametrize("t", [2, 4])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_experts_reached_by_all_to_all_compute_what_loops_over_tokens_compute(routing: str, t: int) -> None:
+    model, x, graph = traced()
+    ids = ROUTINGS[routing](torch.Generator().manual_seed(1), ROWS * LENGTH, TOP)
+    loss = by_loops(model, x, ids)
+    model.zero_grad()
+    loss.backward()
+    program = Program.of(graph, t)
+    ways = set()
+    for seed in range(3):
+        choice = dispatching(program, seed)
+        products = [s for name, s in choice.strategies.items() if name.startswith("grouped_mm")]
+        assert [s.name for s in products] == ["all-to-all", "all-to-all"]
+        ways.add(tuple(map(str, products)))
+        local = rewrite(graph, choice, t)
+        assert {n.target for n in local.primary.calls} >= {dispatch.send_to_experts, dispatch.return_from_experts}
+        found, _ = run_split(local, [x, ids])
+        torch.testing.assert_close(found["outputs"][graph.loss], loss.detach(), rtol=1e-12, atol=1e-12)
+        for name, parameter in model.named_parameters():
+            torch.testing.assert_close(found["gradients"][name], parameter.grad, rtol=1e-10, atol=1e-12)
+    assert len(ways) > 1  # there and back twice, or once; rows of the batch, or of the sequences
+
+
+@pytest.mark.parametrize(("experts", "length", "t"), [(6, 8, 4), (8, 3, 4)])
+def test_what_does_not_divide_is_not_sent(experts: int, length: int, t: int) -> None:
+    """Experts that ranks cannot share, tokens that they cannot share."""
+    _, _, graph = traced(experts, length)
+    assert not any(routed(s) for found in Program.of(graph, t).strategies.values() for s in found)
+
+
+class CountsOthers(nn.Module):
+    """A grouped product whose groups are not those by which rows are sorted, and one of rows sorted downwards."""
+
+    def __init__(self, descending: bool) -> None:
+        super().__init__()
+        self.descending = descending
+        self.weight = nn.Parameter(torch.randn(4, 4, 4))
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        keys, places = ids.sort(descending=self.descending)
+        groups = keys if self.descending else 3 - keys
+        ends = torch.histc(groups.float(), 4, 0, 3).cumsum(0, dtype=torch.int32)
+        back = torch.empty_like(places)
+        back[places] = torch.arange(8)
+        return torch.ops.transformers.grouped_mm_fallback(x[places], self.weight, ends)[back]
+
+
+@pytest.mark.parametrize("descending", [True, False])
+def test_only_rows_that_are_sorted_by_what_is_counted_are_sent(descending: bool) -> None:
+    graph = trace(CountsOthers(descending), (torch.randn(8, 4), torch.randint(4, (8,))), {}, check=False)
+    strategies = Program.of(graph, 2).strategies
+    assert any("grouped_mm" in node.name for node in strategies)
+    assert not any(routed(s) for found in strategies.values() for s in found)
+
+
+def chosen(graph: Graph, t: int, *ways: str) -> LayoutChoice:
+    """The fastest layouts on a link that is slower than all else, with experts split in one of these ways."""
+    cluster = Cluster.parse("4xCPU")
+    devices = tuple(dataclasses.replace(device, launch_s=0.0) for device in cluster.devices)
+    link = Link("slow", 0.0, 1e4)
+    cluster = dataclasses.replace(cluster, devices=devices, intra_node=link, inter_node=link)
+
+    def allow(node: fx.Node, strategy: Strategy) -> bool:
+        return "grouped_mm" not in node.name or strategy.name in ways or any(v.owned for v in strategy.inputs)
+
+    return choose_layouts(graph, LayoutPrices(graph, cluster), cluster, t, allow=allow)
+
+
+@pytest.mark.parametrize(
+    ("t", "top", "way", "other"), [(4, 1, "all-to-all", "experts"), (2, 4, "experts", "all-to-all")]
+)
+def test_the_cheaper_of_sending_tokens_and_selecting_them_is_chosen(t: int, top: int, way: str, other: str) -> None:
+    """Sending k rows of each token takes k / t of the bytes of gathering all tokens and of summing their results."""
+    _, _, graph = traced(top=top)
+    found = chosen(graph, t, way, other)
+    products = {s.name for name, s in found.strategies.items() if "grouped_mm" in name}
+    assert products == {way}
+    assert chosen(graph, t, way).time_s == pytest.approx(found.time_s)
+    assert chosen(graph, t, other).time_s > 1.001 * found.time_s
+    words = describe(graph, found.choice, t)["experts"]
+    assert words.startswith("experts, all-to-all:" if way == "all-to-all" else "experts:")
+
+
+def test_rows_behind_the_last_group_are_zeros_and_are_not_sent() -> None:
+    """As in the grouped product itself."""
+    ranks, ends = ThreadRanks(2), torch.tensor([[1, 3], [0, 2]])
+    x = torch.randn(2, 5, 3, dtype=torch.float64)
+
+    def program(rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+        mine = x[rank].clone().requires_grad_()
+        back = dispatch.return_from_experts(dispatch.send_to_experts(mine, ends), ends, 5)
+        return back.detach(), torch.autograd.grad(back.square().sum(), mine)[0]
+
+    for rank, (back, gradient) in enumerate(ranks.run(program)):
+        kept = x[rank] * (torch.arange(5) < ends[rank, -1]).unsqueeze(1)
+        assert torch.equal(back, kept) and torch.equal(gradient, 2 * kept)
