@@ -1,4 +1,14 @@
-"""What people split by hand, valued by the same scorer: one device, equal numbers of layers, equal parameters."""
+"""What people split by hand, or by the tools they use, valued by the same scorer.
+
+    uniform layers        layers by count
+    balanced parameters   the largest stage's parameters are least: DeepSpeed's and accelerate's way
+    balanced times        the largest stage's time is least, transfers unseen: what torchgpipe's block partition of
+                          layer times comes near to (after Barany and Grolmusz, "Block partitions of sequences", 2015)
+    PipeDream             the slowest of stages and transfers is fastest: PipeDream's dynamic program (Narayanan et al.,
+                          SOSP 2019, section 3.1), without replicas
+
+Each cuts the model between blocks, in program order; memory is seen by none of them, and reported.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +24,7 @@ from autopart.plan import Baseline
 from autopart.solver.granularity import block_groups, is_layer
 from autopart.solver.lowering import Lowered, lower
 from autopart.solver.prefixes import cut_order
-from autopart.solver.problem import Problem
+from autopart.solver.problem import Floats, Problem
 from autopart.solver.reductions import condense
 from autopart.solver.score import score
 from autopart.units import format_bytes
@@ -23,10 +33,12 @@ from autopart.workload import Workload
 ONE_DEVICE = "one device"
 UNIFORM_LAYERS = "uniform layers"
 BALANCED_PARAMETERS = "balanced parameters"
+BALANCED_TIMES = "balanced times"
+PIPEDREAM = "PipeDream"
 
 
 def by_hand(lowered: Lowered, graph: Graph, costs: Costs, cluster: Cluster, workload: Workload) -> tuple[Baseline, ...]:
-    """One device; blocks by count; parameters in equal shares. A split by hand is made between blocks.
+    """One device, and each of the ways above.
 
     Args:
         lowered: The graph in as many stages as the splits by hand shall have.
@@ -39,10 +51,13 @@ def by_hand(lowered: Lowered, graph: Graph, costs: Costs, cluster: Cluster, work
     single = lower(graph, costs, cluster, alone, 1).problem
     layers = uniform_layers(problem, items) if items else None
     few = f"{len(items)} layers are not enough for {stages} stages"
+    none = "too few places to cut"
     return (
         valued(ONE_DEVICE, single, [0] * single.items),
         valued(UNIFORM_LAYERS, problem, layers, few),
-        valued(BALANCED_PARAMETERS, problem, balanced_parameters(problem), "too few places to cut"),
+        valued(BALANCED_PARAMETERS, problem, balanced_parameters(problem), none),
+        valued(BALANCED_TIMES, problem, balanced_times(problem), none),
+        valued(PIPEDREAM, problem, pipedream(problem), none),
     )
 
 
@@ -80,19 +95,39 @@ def uniform_layers(problem: Problem, blocks: Sequence[int]) -> list[int] | None:
 
 
 def balanced_parameters(problem: Problem) -> list[int] | None:
-    """Program order cut so that the largest stage's state is least, as DeepSpeed's and accelerate's splits do."""
+    """Program order cut so that the largest stage's state is least."""
     size = np.zeros(problem.items)
     for users, held in zip(problem.users, problem.state_bytes, strict=True):
         size[users[0]] += held
-    work = np.broadcast_to(size, problem.work.shape)
-    by_size = dataclasses.replace(
+    return _least_load(problem, np.broadcast_to(size, problem.work.shape), np.zeros_like(problem.transfer))
+
+
+def balanced_times(problem: Problem) -> list[int] | None:
+    """Program order cut so that the largest stage's time is least."""
+    return _least_load(problem, problem.work, np.zeros_like(problem.transfer))
+
+
+def pipedream(problem: Problem) -> list[int] | None:
+    """Program order cut so that the slowest stage or transfer is fastest."""
+    return _least_load(problem, problem.work, problem.transfer)
+
+
+def _least_load(problem: Problem, work: Floats, transfer: Floats) -> list[int] | None:
+    """Program order cut so that the largest of all stages' work and boundaries' transfers is least."""
+    stages = problem.stages
+    rule = dataclasses.replace(
         problem,
         work=work,
         fill=np.zeros_like(work),
-        transfer=np.zeros_like(problem.transfer),
+        transfer=transfer,
         update=np.zeros_like(problem.update),
         sync=np.zeros_like(problem.sync),
-        limits=np.full(problem.processes, np.inf),
+        process=tuple(range(stages)),
+        limits=np.full(stages, np.inf),
         repeat=1.0,
+        fill_weight=0.0,
+        hidden=True,
+        idle=False,
+        blocks=None,
     )
-    return next(cut_order(by_size, list(range(problem.items))), None)
+    return next(cut_order(rule, list(range(problem.items))), None)

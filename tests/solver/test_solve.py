@@ -64,9 +64,10 @@ def test_stages_report_their_own_parameters_and_times(gpt2):
 def test_baselines_are_never_faster_than_an_optimal_plan_that_may_cut_anywhere(gpt2):
     plan = solve(*gpt2.on("4xA100-80G"), stages=4, granularity="operator")
     named = {baseline.name: baseline for baseline in plan.baselines}
-    assert set(named) == {"one device", "uniform layers", "balanced parameters"}
-    assert named["uniform layers"].fits and named["balanced parameters"].fits
-    for name in ("uniform layers", "balanced parameters"):
+    splits = ("uniform layers", "balanced parameters", "balanced times", "PipeDream")
+    assert tuple(named) == ("one device", *splits)
+    for name in splits:
+        assert named[name].fits
         assert named[name].step_time_s >= plan.lower_bound_s
 
 
