@@ -14,7 +14,7 @@ from autopart.cluster import Cluster, Link
 from autopart.graph import Graph
 from autopart.profiler import LayoutPrices
 from autopart.runtime import dispatch
-from autopart.sharding import Program, Strategy, describe, rewrite
+from autopart.sharding import Program, Strategy, choose, describe, rewrite
 from autopart.solver.layouts import LayoutChoice, choose_layouts
 from autopart.tracer import trace
 from tests.sharding.dispatching import (
@@ -31,7 +31,7 @@ from tests.sharding.dispatching import (
     routed,
 )
 from tests.sharding.ranks import ThreadRanks
-from tests.sharding.running import in_double, run_split
+from tests.sharding.running import in_double, run_split, run_whole, worst_error
 
 
 @functools.cache
@@ -141,3 +141,45 @@ def test_rows_behind_the_last_group_are_zeros_and_are_not_sent() -> None:
     for rank, (back, gradient) in enumerate(ranks.run(program)):
         kept = x[rank] * (torch.arange(5) < ends[rank, -1]).unsqueeze(1)
         assert torch.equal(back, kept) and torch.equal(gradient, 2 * kept)
+
+
+class TorchProducts(nn.Module):
+    """Experts of one matrix each, by torch's own grouped product, for half precision; numbers so small that sums are
+    exact."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows, self.weight = (nn.Parameter(_small(*shape)) for shape in ((16, 32), (EXPERTS, 32, 64)))
+
+    def forward(self, signs: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        keys, places = ids.sort()
+        ends = torch.histc(keys.float(), EXPERTS, 0, EXPERTS - 1).cumsum(0, dtype=torch.int32)
+        back = torch.empty_like(places)
+        back[places] = torch.arange(16)
+        return (nn.functional.grouped_mm(self.rows[places], self.weight, offs=ends)[back] * signs).float().sum()
+
+
+def _small(*shape: int) -> torch.Tensor:
+    return torch.randint(-1, 2, shape).bfloat16()
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_the_grouped_product_of_torch_is_split_as_that_of_the_library(t: int) -> None:
+    torch.manual_seed(0)
+    inputs = [_small(16, 64), torch.randint(EXPERTS, (16,))]
+    graph = trace(TorchProducts(), tuple(inputs), {}, check=False)
+    program = Program.of(graph, t)
+    (node,) = [n for n in program.strategies if n.target == torch.ops.aten._grouped_mm.default]
+    names = {s.name for s in program.strategies[node]}
+    assert names == {"replicated", "replicated*", "partial", "k", "n", "experts", "all-to-all"}
+    whole = run_whole(graph, inputs)
+    for name in names:
+
+        def pick(node: fx.Node, legal: list[Strategy], _: object, name: str = name) -> Strategy:
+            sent = [s for s in legal if routed(s)] if name == "all-to-all" else []
+            return next((s for s in legal if s.name == name and "grouped" in node.name), (sent or legal)[0])
+
+        choice = choose(program, {}, pick)
+        assert choice.strategies[node.name].name == name
+        found, _ = run_split(rewrite(graph, choice, t), inputs)
+        assert max(worst_error(found, whole).values()) == 0, name

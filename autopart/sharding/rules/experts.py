@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+import torch
+
 from autopart.runtime import dispatch, split_operators
 from autopart.sharding.layouts import Layout, Owned, R, Routed, Split, belonging, shards
 from autopart.sharding.operation import Call, Operand, Operation, Result, Strategy
@@ -21,14 +23,20 @@ def grouped(op: Operation) -> Names:
     if op.inputs[0].dim() != 2 or op.inputs[1].dim() != 3 or len(op.inputs) != 3:
         return Names(tuple((None,) * v.dim() for v in op.inputs), ((None,) * op.outputs[0].dim(),))
     mine = belonging(Owned(0, op.operands[2].name))
+    k, n = (name if _aligned(op, size) else None for name, size in zip("kn", op.inputs[1].shape[1:], strict=True))
     return Names(
-        ((None, "k"), ("experts", "k", "n"), (None,)),
-        ((None, "n"),),
+        ((None, k), ("experts", k, n), (None,)),
+        ((None, n),),
         linear=(frozenset({0}), frozenset({1})),
         sums=frozenset("k"),
         whole=frozenset({"experts"}),
         special={"experts": Special(_by_expert, outputs=(mine,), inputs={2: R})},
     )
+
+
+def _aligned(op: Operation, size: int) -> bool:
+    """Whether a shard of that dimension suits the operator: torch's own wants rows of a multiple of 16 bytes."""
+    return op.node.target != torch.ops.aten._grouped_mm.default or size * op.inputs[0].itemsize % (16 * op.t) == 0
 
 
 def _by_expert(op: Operation, label: str, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> tuple[Call, ...]:

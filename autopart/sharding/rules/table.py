@@ -41,6 +41,8 @@ TABLE: dict[Any, Entry] = {}
 
 # Operators that a library registers itself, by name: they exist only where it is imported.
 LIBRARY: dict[str, Entry] = {}
+# Operator, which knows no double precision -> one that computes the same.
+LIKE = {"aten::_grouped_mm": "transformers::grouped_mm_fallback"}
 
 
 def _add(names: str, rule: Rule, *examples: str) -> None:
@@ -53,7 +55,7 @@ def _add(names: str, rule: Rule, *examples: str) -> None:
 
 def rule_of(target: Any) -> Rule | None:
     schema = getattr(target, "_schema", None)
-    entry = TABLE.get(target) or (LIBRARY.get(schema.name) if schema is not None else None)
+    entry = TABLE.get(target) or (LIBRARY.get(LIKE.get(schema.name, schema.name)) if schema is not None else None)
     return None if entry is None else entry.rule
 
 
