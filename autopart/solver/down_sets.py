@@ -19,16 +19,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopart.solver.bounds import simple_bound
+from autopart.solver.enumeration import down_sets as down_sets
+from autopart.solver.enumeration import down_sets_within
 from autopart.solver.intervals import Extend, Intervals
-from autopart.solver.problem import Floats, Problem, membership
+from autopart.solver.problem import Floats, Problem
+from autopart.solver.recomputed_stages import best_recomputing
+from autopart.solver.score import score
 from autopart.solver.stage_costs import Members, StageCosts
 
 # Down-sets, pairs looked at, and pairs kept, all stages together: some ten seconds, and a gigabyte.
-MOST_SETS = 60_000
+MOST_SETS = 200_000
 MOST_PAIRS = 1_000_000_000
 MOST_KEPT = 30_000_000
 Rows = NDArray[np.int64]
 
+# Down-sets all pairs of which are tabulated, where blocks may be computed again.
+MOST_TABULATED = 1200
 # Pairs are looked at in blocks of this many sets before and after a stage.
 BEFORE, AFTER = 256, 2048
 # Room for the roundings of sums, so that nothing below the cap is lost.
@@ -50,39 +56,36 @@ def solve_down_sets(
     """
     if problem.processes != problem.stages:
         return None
-    inside = down_sets(problem, MOST_SETS)
-    if inside is None:
-        return None
     lowest = simple_bound(problem)
     caps = (cap,) if math.isfinite(cap) else tuple(lowest * c for c in CAPS) if lowest else (cap,)
     for limit in caps:
-        table = _band(problem, inside, limit, most_pairs)
-        if table is None:
+        family = _family(problem, limit)
+        found = None if family is None else _best(problem, family, tolerance, limit, most_pairs)
+        if found is None:
             return None
-        chain, bound = table.optimum(tolerance)
-        if chain is not None and table.worst(chain) + table.total_fill(chain) < limit:
-            return table.assignment(chain), min(bound, limit)
+        assignment, bound = found
+        if assignment is not None:
+            return assignment, min(bound, limit)
     return None, cap
 
 
-def down_sets(problem: Problem, most: int) -> Members | None:
-    """Every down-set, by number of items, (sets, items); None if there are more than `most`."""
-    needed = [bits & ~(1 << v) for v, bits in enumerate(problem.ancestors)]
-    level = {0: tuple(v for v in range(problem.items) if not needed[v])}
-    found = [0]
-    while level:
-        larger: dict[int, tuple[int, ...]] = {}
-        for bits, ready in level.items():
-            for v in ready:
-                grown = bits | 1 << v
-                if grown not in larger:
-                    freed = tuple(w for w in problem.successors[v] if not needed[w] & ~grown)
-                    larger[grown] = tuple(w for w in ready if w != v) + freed
-        found += larger
-        if len(found) > most:
+def _best(
+    problem: Problem, family: _Family, tolerance: float, cap: float, most_pairs: int
+) -> tuple[list[int] | None, float] | None:
+    """The best assignment below the cap along the family, and a bound; None if that is too much work."""
+    if problem.blocks is not None:
+        if len(family.inside) > MOST_TABULATED:
             return None
-        level = larger
-    return membership(found, problem.items)
+        assignment, bound = best_recomputing(problem, family.inside, tolerance)
+        below = assignment is not None and score(problem, assignment).step_s < cap
+        return (assignment, bound) if below else (None, cap)
+    table = _band(problem, family, cap, most_pairs)
+    if table is None:
+        return None
+    chain, bound = table.optimum(tolerance)
+    if chain is None or table.worst(chain) + table.total_fill(chain) >= cap:
+        return None, cap
+    return table.assignment(chain), bound
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,25 +112,46 @@ class SparsePairs:
         return self.before[pairs], self.load[pairs]
 
 
-def _band(problem: Problem, inside: Members, cap: float, most_pairs: int) -> Intervals | None:
-    """The stages that a plan of at most `cap` may have, and no few others; None if there are too many to look at."""
+@dataclass(frozen=True, eq=False)
+class _Family:
+    """The down-sets that a plan of at most some cap may use.
+
+    Attributes:
+        inside: Which items each holds, by work, (sets, items); the first is empty, the last is everything.
+        done: The work of each, every item at its fastest, (sets,).
+        slowness: The least ratio of the seconds of each stage to the fastest, (stages,).
+    """
+
+    inside: Members
+    done: Floats
+    slowness: Floats
+
+
+def _family(problem: Problem, cap: float) -> _Family | None:
+    """None if there are too many to look at."""
     share = problem.repeat * problem.work.min(axis=0)
     busy = share > 0
     slowness = (problem.repeat * problem.work[:, busy] / share[busy]).min(axis=1, initial=np.inf)
     slowness = np.where(np.isfinite(slowness), slowness, 1.0)
-
+    most = (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) / slowness
+    inside = down_sets_within(problem, share, np.cumsum(most)[:-1], _after(most)[:-1], MOST_SETS)
+    if inside is None:
+        return None
     done = inside @ share
     done[-1] = done.max()  # whatever the roundings
     order = np.lexsort((inside.sum(axis=1), done))
     inside, done = inside[order], done[order]
-    least_fill = problem.fill_weight * float(problem.fill.min(axis=0).sum())
-    windows = _windows(done, (cap - least_fill) / slowness)
-    keep = np.flatnonzero(windows.any(axis=0) | np.isin(np.arange(len(done)), [0, len(done) - 1]))
-    inside, done = inside[keep], done[keep]
+    some = np.flatnonzero(_windows(done, most).any(axis=0) | ~inside.any(axis=1) | inside.all(axis=1))
+    return _Family(inside[some], done[some], slowness)
 
+
+def _band(problem: Problem, family: _Family, cap: float, most_pairs: int) -> Intervals | None:
+    """The stages that a plan of at most `cap` may have, and no few others; None if there are too many to look at."""
+    inside, done, slowness = family.inside, family.done, family.slowness
     costs = StageCosts(problem, inside)
     fill = costs.boundary_fill
-    least = np.where(windows[:, keep], fill, np.inf).min(axis=1)
+    windows = _windows(done, (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) / slowness)
+    least = np.where(windows, fill, np.inf).min(axis=1)
     limit = cap - float(least.sum())
     spare = limit - float(done[-1]) / float((1 / slowness).sum())
     windows = _windows(done, limit / slowness) & (fill - least[:, None] <= spare + ROUNDING * abs(cap))
@@ -152,9 +176,12 @@ def _band(problem: Problem, inside: Members, cap: float, most_pairs: int) -> Int
 def _windows(done: Floats, most: Floats) -> NDArray[np.bool_]:
     """Which down-sets may end each stage (stages, sets), when stage s takes at most `most[s]` of the work."""
     room = ROUNDING * done[-1]
-    upto = np.cumsum(most)
-    rest = np.append(np.cumsum(most[:0:-1])[::-1], 0.0)
-    return (done <= upto[:, None] + room) & (done >= done[-1] - rest[:, None] - room)
+    return (done <= np.cumsum(most)[:, None] + room) & (done >= done[-1] - _after(most)[:, None] - room)
+
+
+def _after(most: Floats) -> Floats:
+    """The work of all stages behind each."""
+    return np.append(np.cumsum(most[:0:-1])[::-1], 0.0)
 
 
 def _blocks(done: Floats, before: Rows, after: Rows, most: float) -> Iterator[tuple[Rows, Rows]]:

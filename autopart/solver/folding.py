@@ -9,7 +9,8 @@ Move an item v from its stage a to the stage b of a neighbour u. Nobody else mov
 
 If on every stage and boundary the gain is at least the loss, no load, filling or memory grows; then in some best plan
 v and u share a stage. The move keeps the order where u is the first of all that come after v, or the last of all that
-come before it. It may leave a stage empty, so stages must be allowed to be.
+come before it. It may leave a stage empty, so stages must be allowed to be; and it may part a block that was computed
+again.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ from autopart.solver.stage_costs import memory_never_binds
 
 
 def fold(problem: Problem) -> tuple[Problem, list[int]]:
-    """Unite items with neighbours while that keeps the optimum; nothing changes where stages must not be empty.
+    """Unite items with neighbours while that keeps the optimum.
+
+    Nothing changes where stages must not be empty, or blocks may be computed again.
 
     Returns:
         The smaller problem, and for each old item the new one.
     """
     new = list(range(problem.items))
-    while problem.idle and problem.stages > 1:
+    while problem.idle and problem.blocks is None and problem.stages > 1:
         pairs = _apart(_Folds(problem))
         if not pairs:
             break

@@ -60,28 +60,28 @@ class StageCosts:
         """Fill in the rows of some down-sets; counts are exact in single precision."""
         problem, inside = self.problem, self.inside[rows].astype(float)
         crossing = _crossing(problem, self.inside[rows])
-        self._work[:, rows] = problem.repeat * (problem.work @ inside.T)
-        transfer = problem.transfer @ crossing.T
+        self._work[:, rows] = problem.repeat * _sums(problem.work, inside)
+        transfer = _sums(problem.transfer, crossing)
         self._into[1:, rows] = problem.repeat * transfer
         self._out[:-1, rows] = problem.repeat * transfer
-        done = problem.fill @ inside.T
-        self._fill_after[:, rows] = problem.fill_weight * done
-        self._fill_before[:, rows] = -problem.fill_weight * done
+        done = problem.fill_weight * _sums(problem.fill, inside)
+        self._fill_after[:, rows] = done
+        self._fill_before[:, rows] = -done
         self._fill_before[1:, rows] += problem.fill_weight * transfer
 
         count = inside.astype(np.float32) @ pinned.matrix
-        begun, ended = count > 0, count == pinned.size
-        opened = begun & ~ended
-        torn = pinned.torn @ opened.T
-        self._once_before[:, rows] = torn - pinned.held @ ended.T
-        self._once_after[:, rows] = torn + pinned.held @ begun.T
-        kept = problem.saved @ inside.T
-        self._bytes_after[:, rows] = kept + pinned.held_bytes @ begun.T
-        self._bytes_after[:-1, rows] += problem.send @ crossing.T
-        self._bytes_before[:, rows] = -kept - pinned.held_bytes @ ended.T
-        self._bytes_before[1:, rows] += problem.receive @ crossing.T
+        opened = (count > 0) & (count < pinned.size)
+        begun, ended = (count > 0).astype(float), (count == pinned.size).astype(float)
+        torn = _sums(pinned.torn, opened.astype(float))
+        self._once_before[:, rows] = torn - _sums(pinned.held, ended)
+        self._once_after[:, rows] = torn + _sums(pinned.held, begun)
         level = self._columns.level
         self._flags[rows] = opened[:, self._columns.group] & ((level == 0) | (count[:, self._columns.group] == level))
+        kept = _sums(problem.saved, inside)
+        self._bytes_after[:, rows] = kept + _sums(pinned.held_bytes[None], begun)
+        self._bytes_after[:-1, rows] += _sums(problem.send, crossing)
+        self._bytes_before[:, rows] = -kept - _sums(pinned.held_bytes[None], ended)
+        self._bytes_before[1:, rows] += _sums(problem.receive, crossing)
 
     def load(self, s: int, before: Rows, after: Rows) -> Floats:
         """Seconds of the process of stage s for each I in `before` and J in `after`; infinite where none may be."""
@@ -216,6 +216,11 @@ def _columns(pinned: _Pinned) -> _Columns:
     times_torn = np.where(pinned.size[groups] == 2, 2.0, 1.0)
     load = pinned.torn[:, groups] * times_torn + pinned.held[:, groups] * (levels > 0)
     return _Columns(groups, levels, load, pinned.held_bytes[groups] * (levels > 0))
+
+
+def _sums(table: Floats, flags: Floats) -> Floats:
+    """Of each row of the table (stages, things) the sum over what each set has (sets, things): (stages, sets)."""
+    return table @ flags.T if table.any() else np.zeros((len(table), len(flags)))
 
 
 def _crossing(problem: Problem, inside: Members) -> Floats:

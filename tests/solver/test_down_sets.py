@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_oracle import legal, optimum, value_and_memory
-from random_problems import random_problem
+from partition_oracle import choices, legal, optimum, value_and_memory
+from random_problems import random_problem, with_blocks
 
 from autopart.solver import down_sets as module
-from autopart.solver.down_sets import down_sets, solve_down_sets
+from autopart.solver.down_sets import solve_down_sets
+from autopart.solver.enumeration import down_sets, down_sets_within
 from autopart.solver.problem import Net
 from autopart.solver.score import score
 from autopart.solver.stage_costs import StageCosts
@@ -27,11 +28,19 @@ def _optimum_of(problem, answer, best, cap):
         assert bound == cap
         return
     assert legal(problem, assignment)
-    value, memory, _ = value_and_memory(problem, assignment)
-    assert all(m <= limit for m, limit in zip(memory, problem.limits, strict=True))
+    value = score(problem, assignment).step_s
+    assert score(problem, assignment).fits(problem)
+    assert value == pytest.approx(_value(problem, assignment), rel=1e-9)
     assert value < cap * (1 + 1e-9)
     assert best <= value * (1 + 1e-12) <= best * (1 + 2 * EXACT)
     assert value * (1 - 2 * EXACT) <= bound <= best * (1 + 1e-9)
+
+
+def _value(problem, assignment):
+    """The least step time of an assignment over what may be computed again."""
+    found = [value_and_memory(problem, assignment, again) for again in choices(problem, assignment)]
+    fitting = [v for v, memory, _ in found if all(m <= x for m, x in zip(memory, problem.limits, strict=True))]
+    return min(fitting)
 
 
 @settings(max_examples=600, deadline=None, derandomize=True)
@@ -45,6 +54,15 @@ def test_the_best_plan_below_any_cap_is_found(seed, schedule, travel, share):
     problem = random_problem(seed, schedule=schedule, travel=travel)
     best = optimum(problem)
     cap = best * share if math.isfinite(best) else 100.0 * share
+    _optimum_of(problem, solve_down_sets(problem, EXACT, cap), best, cap)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9), st.sampled_from([0.999, 1.01, math.inf]))
+def test_with_blocks_that_are_computed_again_too(seed, share):
+    problem = with_blocks(random_problem(seed, schedule="1f1b", tight=True), seed)
+    best = optimum(problem)
+    cap = best * share if math.isfinite(best) else math.inf
     _optimum_of(problem, solve_down_sets(problem, EXACT, cap), best, cap)
 
 
@@ -129,3 +147,23 @@ def _plain(nets, items, stages):
         fill_weight=1.0,
         idle=False,
     )
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9), st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.integers(3, 50))
+def test_no_down_set_between_the_limits_of_work_is_missed(seed, before, behind, most):
+    problem = random_problem(seed, stages=3, schedule="1f1b")
+    work = problem.work[0]
+    upto, rest = work.sum() * np.array([before, before / 2]), work.sum() * np.array([behind, behind / 2])
+    everything = down_sets(problem, 10**6)
+    found = down_sets_within(problem, work, upto, rest, most)
+    if found is None:
+        assert len(everything) > most
+        return
+    rows = {row.tobytes() for row in found}
+    assert rows <= {row.tobytes() for row in everything} and len(rows) == len(found)
+    assert not found[0].any() and found[-1].all()
+    for row in everything:
+        done = work[row].sum()
+        if any(done <= u and work.sum() - done <= r for u, r in zip(upto, rest, strict=True)):
+            assert row.tobytes() in rows
