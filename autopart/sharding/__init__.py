@@ -26,7 +26,7 @@ nodes have no strategy: they are results of their producer (`producer_of`). Resu
 from autopart.sharding.alike import alike
 from autopart.sharding.choice import Choice, choose, following, random_choice, replicated_choice
 from autopart.sharding.conversions import Conversion, Price, conversion, conversions
-from autopart.sharding.describe import Sent, collectives_of, describe, word
+from autopart.sharding.describe import Sent, collectives_of, describe, sent_to_experts, word
 from autopart.sharding.layouts import (
     R_STAR,
     Layout,
@@ -82,6 +82,7 @@ __all__ = [
     "replicated_choice",
     "results_of",
     "rewrite",
+    "sent_to_experts",
     "shards",
     "word",
     "written",

@@ -11,7 +11,7 @@ import torch
 from torch import fx
 
 from autopart.graph import Capture, Graph
-from autopart.runtime import collectives
+from autopart.runtime import collectives, dispatch
 from autopart.sharding.choice import Choice
 from autopart.sharding.conversions import Collective, sent_bytes
 from autopart.sharding.layouts import R
@@ -102,6 +102,9 @@ def _splits(strategy: Strategy) -> bool:
     return any(layout.split is not None for layout in (*strategy.inputs, *strategy.outputs))
 
 
+DISPATCHES = (dispatch.send_to_experts, dispatch.return_from_experts)
+
+
 @dataclass(frozen=True)
 class Sent:
     """One conversion of a local graph: what each rank sends in a microbatch.
@@ -129,6 +132,8 @@ _SENDS: dict[Any, tuple[tuple[Collective | None, Collective | None], tuple[Colle
     collectives.split: ((None, "all_gather"), (None, None)),
     collectives.reduce_scatter: (("reduce_scatter", "all_gather"), ("reduce_scatter", "all_gather")),
     collectives.all_to_all: (("all_to_all", "all_to_all"), ("all_to_all", "all_to_all")),
+    dispatch.send_to_experts: (("all_to_all", "all_to_all"), ("all_to_all", "all_to_all")),
+    dispatch.return_from_experts: (("all_to_all", "all_to_all"), ("all_to_all", "all_to_all")),
 }
 
 
@@ -136,6 +141,7 @@ def collectives_of(capture: Capture, t: int) -> list[Sent]:
     """What the explicit collectives of a local capture send, read from the graph itself.
 
     Operators that exchange something inside (`runtime.split_operators`) send a few numbers a row; they are not here.
+    Of rows for experts, as many are counted as an even routing sends.
     """
     found = []
     for node in capture.graph.nodes:
@@ -160,6 +166,8 @@ def collectives_of(capture: Capture, t: int) -> list[Sent]:
             if not within:
                 shape[node.args[2]] = t * result.shape[node.args[2]]
             elements = prod(shape)
+        elif node.target in DISPATCHES:
+            elements = t * prod(source.shape)
         whole = elements * source.element_size()
         found.append(
             Sent(
@@ -172,6 +180,18 @@ def collectives_of(capture: Capture, t: int) -> list[Sent]:
         )
         if node.kwargs.get("again", False):
             found.append(Sent(node.name, None, "all_gather", 0, _sent("all_gather", whole, t), again=True))
+    return found
+
+
+def sent_to_experts(node: fx.Node, strategy: Strategy, t: int) -> list[Sent]:
+    """What an operator's strategy sends to experts and back, if the routing is even."""
+    found = []
+    for call in strategy.calls:
+        if call.target in DISPATCHES:
+            value = node.all_input_nodes[0] if call.target is dispatch.send_to_experts else node
+            size = _sent("all_to_all", value.meta["val"].nbytes, t)
+            backward = value.meta["requires_grad"]
+            found.append(Sent(node.name, "all_to_all", "all_to_all" if backward else None, size, size * backward))
     return found
 
 

@@ -51,7 +51,7 @@ from autopart.cluster import Cluster
 from autopart.errors import InfeasibleError, LimitError
 from autopart.graph import Graph
 from autopart.plan import BlockLayout
-from autopart.sharding import Choice, Layout, Price, Program, Strategy, convertible, describe
+from autopart.sharding import Choice, Layout, Price, Program, Strategy, convertible, describe, sent_to_experts
 from autopart.solver.layout_problem import Allow, LayoutProblem, Prices, Reading
 from autopart.solver.layout_value import LayoutValue, kept_layouts, value_of
 from autopart.units import format_bytes
@@ -386,6 +386,11 @@ def block_layouts(graph: Graph, choice: Choice, value: LayoutValue, t: int) -> t
             label = labels.get(node.name) or _reader(node, labels)
             sent[label] += conversion.price.forward_bytes + conversion.price.backward_bytes
             counts[label] += Counter({f"{way} {name}": n for (way, name), n in conversion.collectives.items()})
+    for node in graph.primary.calls:
+        for rows in sent_to_experts(node, choice.strategies[node.name], t) if node.name in choice.strategies else ():
+            ways = {"forward": rows.forward, "backward": rows.backward}
+            counts[labels[node.name]] += Counter(f"{way} {name}" for way, name in ways.items() if name is not None)
+            sent[labels[node.name]] += rows.forward_bytes + rows.backward_bytes
     return tuple(
         BlockLayout(label, splits[label], dict(counts[label]), sent[label])
         for label in splits

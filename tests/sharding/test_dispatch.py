@@ -12,9 +12,9 @@ from torch import fx, nn
 
 from autopart.cluster import Cluster, Link
 from autopart.graph import Graph
-from autopart.profiler import LayoutPrices
+from autopart.profiler import LayoutPrices, profile
 from autopart.runtime import dispatch
-from autopart.sharding import Program, Strategy, choose, describe, rewrite
+from autopart.sharding import Program, Strategy, choose, collectives_of, describe, rewrite
 from autopart.solver.layouts import LayoutChoice, choose_layouts
 from autopart.tracer import trace
 from tests.sharding.dispatching import (
@@ -126,6 +126,26 @@ def test_the_cheaper_of_sending_tokens_and_selecting_them_is_chosen(t: int, top:
     assert chosen(graph, t, other).time_s > 1.001 * found.time_s
     words = describe(graph, found.choice, t)["experts"]
     assert words.startswith("experts, all-to-all:" if way == "all-to-all" else "experts:")
+
+
+@pytest.mark.parametrize("t", [2, 4])
+def test_an_even_routing_sends_what_was_priced(t: int) -> None:
+    _, x, graph = traced()
+    found = chosen(graph, t, "all-to-all")
+    local = rewrite(graph, found.choice, t)
+    even = torch.arange(ROWS * LENGTH * TOP).view(-1, TOP) % EXPERTS
+    _, ranks = run_split(local, [x, even])
+    sent = collectives_of(local.primary, t)
+    moved = sum(size for name, size in ranks.counts if name == "all_to_all")
+    ways = [(s.forward, s.forward_bytes) for s in sent] + [(s.backward, s.backward_bytes) for s in sent]
+    assert moved == sum(size for name, size in ways if name == "all_to_all") > 0
+    assert sum(block.bytes_sent for block in found.blocks) == sum(size for _, size in ways)
+    cost = profile(local, Cluster.parse(["CPU"] * t), Link("test", 0.0, 1.0))
+    value = found.value
+    everything = value.forward_bytes + value.backward_bytes + value.inside_bytes
+    times = cost.times["CPU"].values()
+    seconds = sum(time.forward_s + time.backward_input_s + time.backward_weight_s for time in times)
+    assert seconds == pytest.approx(everything, rel=1e-3)
 
 
 def test_rows_behind_the_last_group_are_zeros_and_are_not_sent() -> None:
