@@ -10,6 +10,7 @@ and best choice known, in all. What may still be chosen is merged item by item, 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,14 @@ class Relaxed:
     choice: Choice
 
 
+class _Point(NamedTuple):
+    """A choice, and what it takes."""
+
+    choice: Choice
+    seconds: float
+    size: float
+
+
 def relax(seconds: Floats, size: Floats, room: float) -> Relaxed | None:
     """The bound by the best price, and a choice that fits; none if nothing fits.
 
@@ -43,20 +52,25 @@ def relax(seconds: Floats, size: Floats, room: float) -> Relaxed | None:
         seconds, size: Of each option, (items, options), infinite where an item has fewer.
         room: What the sizes may sum to.
     """
-    large = np.lexsort((size, seconds), axis=1)[:, 0]
-    if total(size, large) <= room:
-        return Relaxed(total(seconds, large), 0.0, large)
-    small = np.lexsort((seconds, size), axis=1)[:, 0]
-    if total(size, small) > room:
+    rows = np.arange(len(seconds))
+
+    def point(choice: Choice) -> _Point:
+        return _Point(choice, float(seconds[rows, choice].sum()), float(size[rows, choice].sum()))
+
+    large = point(np.lexsort((size, seconds), axis=1)[:, 0])
+    if large.size <= room:
+        return Relaxed(large.seconds, 0.0, large.choice)
+    small = point(np.lexsort((seconds, size), axis=1)[:, 0])
+    if small.size > room:
         return None
     while True:
-        price = (total(seconds, small) - total(seconds, large)) / (total(size, large) - total(size, small))
-        line = total(seconds, large) + price * total(size, large)
-        pick = (seconds + price * size).argmin(axis=1)
-        below = line - (total(seconds, pick) + price * total(size, pick))
+        price = (small.seconds - large.seconds) / (large.size - small.size)
+        line = large.seconds + price * large.size
+        pick = point((seconds + price * size).argmin(axis=1))
+        below = line - (pick.seconds + price * pick.size)
         if below <= ROUNDING * abs(line):
-            return Relaxed(line - below - price * room, price, small)
-        if total(size, pick) > room:
+            return Relaxed(line - below - price * room, price, small.choice)
+        if pick.size > room:
             large = pick
         else:
             small = pick

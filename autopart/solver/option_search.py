@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autopart.solver.families import family
-from autopart.solver.option_stages import Degree, Integers, Pairs, Split
+from autopart.solver.option_stages import Degree, Integers, Split
 from autopart.solver.options import OptionProblem, OptionStage, seconds_per_microbatch
 from autopart.solver.stage_costs import Members
 
@@ -118,11 +118,12 @@ class _Search:
                 if not len(reach):
                     continue
                 replicas = least[reach, : devices + 1 - used] + split.data
-                in_flight = -(-replicas // split.data)
-                allowed = pairs.possibly[before, reach]
+                replicas[replicas >= least[before, used:]] = never
                 if exactly:
-                    allowed = self._allowed(before, reach, split, pairs, in_flight, limit)
-                replicas[(in_flight > allowed[:, None]) | (replicas > self._most)] = never
+                    allowed = self._allowed(before, reach, split, replicas, limit)
+                else:
+                    allowed = pairs.possibly[before, reach]
+                replicas[-(-replicas // split.data) > allowed[:, None]] = never
                 best = replicas.argmin(axis=0)
                 found = replicas[best, np.arange(len(best))]
                 better = np.flatnonzero(found < least[before, used:])
@@ -133,21 +134,27 @@ class _Search:
             return None
         return self._stages(after, chosen)
 
-    def _allowed(
-        self, before: int, reach: Integers, split: Split, pairs: Pairs, in_flight: Integers, limit: float
-    ) -> Integers:
-        """For each stage from `before` the microbatches in flight with which it takes at most the limit."""
+    def _allowed(self, before: int, reach: Integers, split: Split, replicas: Integers, limit: float) -> Integers:
+        """For each stage from `before` the microbatches in flight with which it takes at most the limit.
+
+        Args:
+            reach: Where the stages end.
+            replicas: Data replicas from `before`, for each of them and each number of devices left; those that matter
+                are at most `self._most`, and only what may lower the least of them is looked into.
+        """
+        pairs, in_flight = self._pairs[split], -(-replicas // split.data)
         possibly = pairs.possibly[before, reach]
         allowed = np.zeros_like(possibly)
         for seconds, fits in pairs.surely:
             allowed = np.maximum(allowed, np.where(seconds[before, reach] <= limit, fits[before, reach], 0))
-        unknown = (in_flight > allowed[:, None]) & (in_flight <= possibly[:, None])
+        known = np.where(in_flight <= allowed[:, None], replicas, self._most + 1).min(axis=0)
+        unknown = (in_flight > allowed[:, None]) & (in_flight <= possibly[:, None]) & (replicas < known)
         for row in np.flatnonzero(unknown.any(axis=1)):
-            asked = np.unique(in_flight[row, unknown[row]])
+            asked = sorted(set(in_flight[row, unknown[row]].tolist()))
             low, high = 0, len(asked)
             while low < high:
                 middle = (low + high) // 2
-                if self._within(limit, (before, int(reach[row]), split, int(asked[middle]))):
+                if self._within(limit, (before, int(reach[row]), split, asked[middle])):
                     low = middle + 1
                 else:
                     high = middle
