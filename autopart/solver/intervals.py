@@ -123,7 +123,20 @@ def tabulate(problem: Problem, inside: Members) -> Intervals:
     if problem.blocks is not None:
         again = RecomputingStages(problem, inside)
         return Intervals(inside, [DensePairs(load) for load in again.load], again.boundary_fill)
-    costs, every = StageCosts(problem, inside), slice(None)
-    return Intervals(
-        inside, [DensePairs(costs.load(s, every, every)) for s in range(problem.stages)], costs.boundary_fill
-    )
+    costs = StageCosts(problem, inside)
+    return Intervals(inside, [DensePairs(load) for load in _loads(costs, problem.stages)], costs.boundary_fill)
+
+
+def _loads(costs: StageCosts, stages: int) -> list[Floats]:
+    """The loads of each stage. The first begins with nothing, the last ends with everything, and stages alike share."""
+    every, nothing, everything = slice(None), slice(None, 1), slice(-1, None)
+    loads: list[Floats] = []
+    for s in range(stages):
+        before, after = nothing if s == 0 else every, everything if s == stages - 1 else every
+        twin = next((t for t in range(1, s) if before == after == every and costs.alike(s, t)), None)
+        if twin is None:
+            loads.append(np.full((len(costs.inside),) * 2, np.inf))
+            loads[s][before, after] = costs.load(s, before, after)
+        else:
+            loads.append(loads[twin])
+    return loads

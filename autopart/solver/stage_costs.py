@@ -85,33 +85,30 @@ class StageCosts:
 
     def load(self, s: int, before: Rows, after: Rows) -> Floats:
         """Seconds of the process of stage s for each I in `before` and J in `after`; infinite where none may be."""
-        passing = self._passing(before, after)
         work = self._work[s, after] - self._work[s, before, None]
         into, out = self._into[s, before, None], self._out[s, after]
         busy = np.maximum(np.maximum(work, into), out) if self.problem.hidden else work + into + out
-        load = busy + self._once_before[s, before, None] + self._once_after[s, after]
-        if passing is not None:
-            left, right, column = passing
-            load -= (left * self._columns.load[s, column]) @ right.T
+        once = self._once_before[s, before, None] + self._once_after[s, after]
+        load = busy + once - self._overlap(self._columns.load[s], before, after)
         load *= self._sharing[s]
         load[self._barred(before, after)] = np.inf
         if self._binds[s]:
             limit = self.problem.limits[self.problem.process[s]] * (1 + ROUNDING)
-            self._forbid(load, self._kept(s, before, after, passing) * self._sharing[s], limit, before, after)
+            self._forbid(load, self.kept(s, before, after) * self._sharing[s], limit, before, after)
         return load
+
+    def alike(self, s: int, t: int) -> bool:
+        """Whether both stages cost the same between any two sets, and have the same room."""
+        tables = [self._work, self._into, self._out, self._once_before, self._once_after, self._columns.load]
+        if self._binds[s]:
+            tables += [self._bytes_before, self._bytes_after]
+        rooms = [(self._binds[u], self._sharing[u], self.problem.limits[self.problem.process[u]]) for u in (s, t)]
+        return rooms[0] == rooms[1] and all(np.array_equal(table[s], table[t]) for table in tables)
 
     def kept(self, s: int, before: Rows, after: Rows) -> Floats:
         """Bytes that the stage keeps, its workspace not among them."""
-        return self._kept(s, before, after, self._passing(before, after))
-
-    def _kept(
-        self, s: int, before: Rows, after: Rows, passing: tuple[Floats, Floats, NDArray[np.int64]] | None
-    ) -> Floats:
         size = self._bytes_before[s, before, None] + self._bytes_after[s, after]
-        if passing is not None:
-            left, right, column = passing
-            size -= (left * self._columns.bytes[column]) @ right.T
-        return size
+        return size - self._overlap(self._columns.bytes, before, after)
 
     def fill(self, s: int, before: Rows, after: Rows) -> Floats:
         """Weighted seconds of filling that the stage and the boundary before it add."""
@@ -124,13 +121,13 @@ class StageCosts:
         fill[:-1] += self._fill_before[1:]
         return fill
 
-    def _passing(self, before: Rows, after: Rows) -> tuple[Floats, Floats, NDArray[np.int64]] | None:
-        """The flags that are set at both ends of some pair: of I, of J, and their columns; None without any."""
+    def _overlap(self, weight: Floats, before: Rows, after: Rows) -> Floats | float:
+        """The sum of the weights of the flags that are set at both ends, for each I and J."""
         left, right = self._flags[before], self._flags[after]
-        column = np.flatnonzero(left.any(axis=0) & right.any(axis=0))
+        column = np.flatnonzero(left.any(axis=0) & right.any(axis=0) & (weight != 0))
         if not len(column):
-            return None
-        return left[:, column].astype(float), right[:, column].astype(float), column
+            return 0.0
+        return (left[:, column] * weight[column]) @ right[:, column].T.astype(float)
 
     def _barred(self, before: Rows, after: Rows) -> Members:
         """Where I is not in J, or the stage would be empty and must not be."""
