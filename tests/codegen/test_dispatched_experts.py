@@ -32,12 +32,14 @@ def traced() -> tuple[nn.Module, dict[str, Any], Graph]:
         return model, kwargs, trace(model, args, kwargs, microbatches=2, check=False)
 
 
-@pytest.mark.parametrize(("t", "stages"), [(2, 1), (4, 1), (2, 2)])
-def test_mixtral_with_dispatched_tokens_equals_the_model(t: int, stages: int, pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("t", "stages", "schedule"), [(2, 1, "gpipe"), (4, 1, "1f1b"), (2, 2, "1f1b"), (2, 4, "zbv")])
+def test_mixtral_with_dispatched_tokens_equals_the_model(
+    t: int, stages: int, schedule: str, pool: Pool, tmp_path: Path
+) -> None:
     model, kwargs, graph = traced()
     choice = dispatching(Program.of(graph, t), 0)
     cuts = random_cuts(rewrite(graph, choice, t), stages, 1)
-    emit_split(graph, choice, t, cuts, stages, tmp_path / "out", microbatches=2)
+    emit_split(graph, choice, t, cuts, stages, tmp_path / "out", schedule=schedule, microbatches=2)
     with by_plain_products(), InDouble():
         report = verify(tmp_path / "out", model, kwargs=kwargs, launch=in_pool(pool), steps=2)
     assert report.passed, str(report)
