@@ -49,10 +49,10 @@ def solve_down_sets(
     """The best assignment that costs less than `cap`, and a lower bound.
 
     Returns:
-        The assignment, if any costs less than the cap, and a bound within `tolerance` of its cost. If none does: no
-        assignment, and the cap as the bound, for no assignment costs less; infinity, where no cap was given and nothing
-        fits. None if the graph has too many down-sets or pairs of them, or if processes hold several stages: then a
-        load is not of one interval.
+        An assignment that costs less than the cap, and a bound within `tolerance` of its cost: no assignment costs less
+        than the bound. No assignment, if none costs less than the cap by more than the tolerance; then the bound is
+        within `tolerance` of the cap, or infinite, where no cap was given and nothing fits. None if the graph has too
+        many down-sets or pairs of them, or if processes hold several stages: then a load is not of one interval.
     """
     if problem.processes != problem.stages:
         return None
@@ -65,8 +65,8 @@ def solve_down_sets(
             return None
         assignment, bound = found
         if assignment is not None:
-            return assignment, min(bound, limit)
-    return None, cap
+            break
+    return assignment, min(bound, limit)
 
 
 def _best(
@@ -77,15 +77,13 @@ def _best(
         if len(family.inside) > MOST_TABULATED:
             return None
         assignment, bound = best_recomputing(problem, family.inside, tolerance)
-        below = assignment is not None and score(problem, assignment).step_s < cap
-        return (assignment, bound) if below else (None, cap)
+        return (assignment if assignment and score(problem, assignment).step_s < cap else None), bound
     table = _band(problem, family, cap, most_pairs)
     if table is None:
         return None
     chain, bound = table.optimum(tolerance)
-    if chain is None or table.worst(chain) + table.total_fill(chain) >= cap:
-        return None, cap
-    return table.assignment(chain), bound
+    below = chain is not None and table.worst(chain) + table.total_fill(chain) < cap
+    return (table.assignment(chain) if chain and below else None), bound
 
 
 @dataclass(frozen=True, eq=False)
