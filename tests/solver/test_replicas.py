@@ -1,5 +1,6 @@
 """Replicated stages: the dynamic program against every plan there is, valued from the definition."""
 
+import dataclasses
 import itertools
 import math
 import random
@@ -133,19 +134,59 @@ def test_any_plan_is_valued_by_the_definition(seed):
         assert value(replication, *plan) == pytest.approx(value_by_definition(replication, *plan), rel=1e-9)
 
 
+def one_item():
+    """An item of 12 s with a state, in tables of two stages; nothing is limited, nothing sent."""
+    return Problem(
+        work=np.full((2, 1), 12.0),
+        fill=np.full((2, 1), 12.0),
+        saved=np.zeros((2, 1)),
+        workspace=np.zeros(1),
+        nets=(),
+        transfer=np.zeros((1, 0)),
+        send=np.zeros((1, 0)),
+        receive=np.zeros((1, 0)),
+        touch=np.zeros((2, 0)),
+        users=((0,),),
+        state_bytes=np.zeros(1),
+        update=np.zeros((2, 1)),
+        sync=np.zeros((2, 1)),
+        process=(0, 1),
+        limits=np.full(2, np.inf),
+        repeat=1.0,
+        fill_weight=0.0,
+        hidden=True,
+    )
+
+
 def test_replicas_of_a_stage_share_its_work_and_pay_for_its_gradients():
-    problem = random_replication(0).problem
-    one = np.ones((2, 1))
-    zero = np.zeros((2, 0))
-    problem = Problem(
-        **{
-            **vars(problem),
-            "work": 12 * one, "fill": 12 * one, "saved": one, "workspace": np.zeros(1), "nets": (),
-            "transfer": np.zeros((1, 0)), "send": np.zeros((1, 0)), "receive": np.zeros((1, 0)), "touch": zero,
-            "users": ((0,),), "state_bytes": np.ones(1), "update": 0 * one, "sync": 0 * one,
-            "limits": np.full(2, np.inf), "repeat": 1.0, "fill_weight": 0.0, "hidden": True,
-        }
-    )  # fmt: skip
-    found = solve_replicas(Replication(problem, 4, np.array([8.0]), 1, (1, 2, 4), PIPEDREAM))
+    found = solve_replicas(Replication(one_item(), 4, np.array([8.0]), 1, (1, 2, 4), PIPEDREAM))
     assert (found.assignment, found.replicas) == ([0], [4])
     assert found.value == pytest.approx((12 + 8 * 3 / 4) / 4)
+
+
+def test_a_graph_with_too_many_down_sets_gets_a_plan_without_a_proof():
+    """Fourteen independent items have 2 ** 14 down-sets; their prefixes still split the work evenly."""
+    items, stateless = 14, np.zeros((2, 0))
+    problem = dataclasses.replace(
+        one_item(),
+        work=np.ones((2, items)),
+        fill=np.zeros((2, items)),
+        saved=np.zeros((2, items)),
+        workspace=np.zeros(items),
+        users=(),
+        state_bytes=np.zeros(0),
+        update=stateless,
+        sync=stateless,
+    )
+    found = solve_replicas(Replication(problem, 2, np.zeros(0), 1, (1,), PIPEDREAM))
+    assert found.value == pytest.approx(items / 2)
+    assert found.bound == 0.0
+
+
+def test_gradients_are_paid_once_a_step_by_one_rule_and_with_each_microbatch_by_the_other():
+    """One item of 12 s on two replicas, gradients of 8 s, four microbatches."""
+    problem = dataclasses.replace(one_item(), repeat=3.0, fill_weight=1.0, hidden=False)
+    replication = Replication(problem, 2, np.array([8.0]), 4, (1, 2), DAPPLE)
+    assert value(replication, [0], [2]) == pytest.approx(4 * 12 / 2 + 8 / 2)
+    replication = Replication(one_item(), 2, np.array([8.0]), 4, (1, 2), PIPEDREAM)
+    assert value(replication, [0], [2]) == pytest.approx((12 + 8 / 2) / 2)
