@@ -1,6 +1,6 @@
 """How long the solver takes for deep models: a chain of n blocks with skips, of d distinct kinds, in k stages.
 
-A block has 58 operators: attention and two branches of a gated feed-forward part, each behind a norm and with a residual
+A block has 54 operators: attention, and a feed-forward part of two branches, each behind a norm and with a residual
 around it. Values are relayed at 10 GB/s, memory is as `benchmarks.wide_graphs` has it for 1F1B, and the limit binds.
 
     python -m benchmarks.solver_scaling [--stages K] [--time-limit S] [--json FILE]
