@@ -9,7 +9,6 @@ from __future__ import annotations
 import torch
 
 from .collectives import all_to_all_rows, group, shapes_only
-from .split_operators import grouped_mm
 
 
 def ends_of_all_ranks(ends: torch.Tensor) -> torch.Tensor:
@@ -43,15 +42,9 @@ def return_from_experts(x: torch.Tensor, ends: torch.Tensor, rows: int) -> torch
     return torch.cat([found, found.new_zeros(rest, *found.shape[1:])]) if rest else found
 
 
-def grouped_mm_of_sent_rows(x: torch.Tensor, weight: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Rows of this rank's experts, each times its expert's matrix.
-
-    Args:
-        x: From `send_to_experts`, [rows, k].
-        weight: This rank's experts, [experts of a rank, k, n].
-        ends: See the module, [ranks, experts].
-    """
-    return grouped_mm(x, weight, _received(ends).sum(0).cumsum(0))
+def ends_of_own_experts(ends: torch.Tensor) -> torch.Tensor:
+    """Where the rows of each expert of this rank end in what `send_to_experts` gives, [experts of a rank]."""
+    return _received(ends).sum(0).cumsum(0, dtype=ends.dtype)
 
 
 def _counts(ends: torch.Tensor) -> torch.Tensor:

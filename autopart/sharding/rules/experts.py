@@ -9,7 +9,7 @@ import torch
 
 from autopart.runtime import dispatch, split_operators
 from autopart.sharding.layouts import Layout, Owned, R, Routed, Split, belonging, shards
-from autopart.sharding.operation import Call, Operand, Operation, Result, Strategy
+from autopart.sharding.operation import Call, Operand, Operation, Result, Strategy, substitute
 from autopart.sharding.rules.labels import LabelRule, Names, Special, strategy
 
 BY_EXPERT = (Call(split_operators.grouped_mm_of_own_experts, (Operand(0), Operand(1), Operand(2))),)
@@ -57,13 +57,15 @@ class GroupedRule(LabelRule):
         weight = Split(0, (op.inputs[1].shape[0],))
         if number or not routed.rows or routed.dim or weight.padded(op.t) or op.inputs[1].dim() != 3:
             return
-        rows, weights, ends = Operand(0), Operand(1), Operand(2)
-        calls: list[Call] = []
+        ends = Operand(2)
+        calls = [Call(dispatch.ends_of_own_experts, (ends,))]
+        own: list[Operand | Result] = [Operand(0), Operand(1), Result(0)]
         if routed.role == "sorted":
-            calls.append(Call(dispatch.send_to_experts, (rows, ends)))
-        product = Call(dispatch.grouped_mm_of_sent_rows, (Result(0) if calls else rows, weights, ends))
+            calls.append(Call(dispatch.send_to_experts, (Operand(0), ends)))
+            own[0] = Result(1)
+        args, kwargs = substitute((op.args, op.kwargs), lambda item: own[item.number])
+        calls.append(Call(op.node.target, args, kwargs))
         inputs = [belonging(routed), shards(weight), belonging(replace(routed, role="ends"))]
-        calls.append(product)
         yield strategy(op, "all-to-all", inputs, [belonging(replace(routed, role="sent"))], tuple(calls))
         calls.append(Call(dispatch.return_from_experts, (Result(len(calls) - 1), ends, op.outputs[0].shape[0] // op.t)))
         yield strategy(op, "all-to-all", inputs, [belonging(replace(routed, role="sorted"))], tuple(calls))
