@@ -47,7 +47,7 @@ class Degree:
     """The stages on `tensor` ranks in each replica."""
 
     def __init__(self, problem: OptionProblem, inside: Members, tensor: int) -> None:
-        self._problem, self._inside, self._tensor = problem, inside, tensor
+        self._problem, self._inside = problem, inside
         lacks = np.array([not options.get(tensor) for options in problem.options])
         table = [options.get(tensor) or () for options in problem.options]
         width = max(map(len, table), default=0)
@@ -86,8 +86,8 @@ class Degree:
 
     def _between(self, numbers: Floats) -> Floats:
         """Sums of a number of each node over all stages, (sets, sets)."""
-        total = self._inside @ np.where(self._lacks, 0.0, numbers)
-        return total[None, :] - total[:, None]
+        sums = self._inside @ np.where(self._lacks, 0.0, numbers)
+        return sums[None, :] - sums[:, None]
 
     def _in_flight_that_fit(self) -> Integers:
         most = np.zeros(self._stage.shape, dtype=np.int64)
