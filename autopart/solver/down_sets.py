@@ -37,8 +37,8 @@ Rows = NDArray[np.int64]
 MOST_TABULATED = 1200
 # Pairs are looked at in blocks of this many sets before and after a stage.
 BEFORE, AFTER = 256, 2048
-# Room for the roundings of sums, so that nothing below the cap is lost.
-ROUNDING = 1e-9
+# Room around the cap, so that nothing below it is lost; and the most by which sums of the same seconds differ.
+ROUNDING, ROUNDING_OF_SUMS = 1e-9, 1e-12
 # Without a cap, these are tried in turn, relative to a lower bound.
 CAPS = (1.02, 1.1, 1.3, 2.0, 4.0, 16.0, math.inf)
 
@@ -83,7 +83,7 @@ def _best(
         return None
     chain, bound = table.optimum(tolerance)
     below = chain is not None and table.worst(chain) + table.total_fill(chain) < cap
-    return (table.assignment(chain) if chain and below else None), bound
+    return (table.assignment(chain) if chain and below else None), bound * (1 - ROUNDING_OF_SUMS)
 
 
 @dataclass(frozen=True, eq=False)
