@@ -42,6 +42,9 @@ _CONSTANTS = ("tests/codegen/test_split_packages.py", "constants_are_cut")
 _VERIFIED = ("tests/verification/test_tensor_faults.py", "equals_its_model and 2-2-1f1b-4")
 _EVALUATED = ("tests/sharding/test_evaluation.py", "computes and dropped-2")
 _ALIKE = ("tests/sharding/test_evaluation.py", "same_conversions and dropped-2")
+_SENT = ("tests/sharding/test_dispatch.py", "loops and random-2")
+_SENT_EVENLY = ("tests/sharding/test_dispatch.py", "even_routing and 2")
+_SENT_WHERE = ("tests/sharding/test_dispatch.py", "not_sent or sorted_by or stay")
 _TOGETHER = ("tests/sharding/test_held.py", "stay_together or conversions_stay")
 
 
@@ -450,4 +453,60 @@ JOINING = [
     ),
 ]
 
-FAULTS = [*CHANGES_OF_LAYOUT, *OPERATORS, *RULES, *REWRITING, *JOINING]
+_DISPATCH, _ROUTING = f"{_RUNTIME}dispatch.py", f"{_RULES}routing.py"
+EXPERTS = [
+    Fault("sent rows stay in the order of ranks", _DISPATCH, "rows[_by_expert(rows, ends)]", "rows", _SENT),
+    Fault("returned rows stay sorted by expert", _DISPATCH, "x[_by_expert(x, ends).argsort()]", "x", _SENT),
+    Fault("sent rows meet another rank's ends", _DISPATCH, "chunk(ranks.size, 1)[ranks.rank]", "chunk(2, 1)[0]", _SENT),
+    Fault(
+        "ends of sent rows are one rank's",
+        _DISPATCH,
+        "torch.stack(group().all_gather(ends))",
+        "torch.stack([ends] * group().size)",
+        _SENT,
+    ),
+    Fault(
+        "gradients of sent rows are not returned",
+        _COLLECTIVES,
+        "return _convert(x, move, back)",
+        "return _convert(x, move, lambda ranks, g: g.new_zeros(sum(sent), *g.shape[1:]))",
+        _SENT,
+    ),
+    Fault(
+        "bytes of sent rows are those of all ranks",
+        f"{_SHARDING}describe.py",
+        "elements = t * prod(source.shape)",
+        "elements = t * t * prod(source.shape)",
+        _SENT_EVENLY,
+    ),
+    Fault(
+        "rows are sent by what they are not sorted by",
+        _ROUTING,
+        'routed.role == "sorted" and _sorted_by(op.operands[0], routed.sort)',
+        'routed.role == "sorted"',
+        _SENT_WHERE,
+    ),
+    Fault(
+        "rows sorted downwards are sent",
+        _ROUTING,
+        'not Operation(source, 1).arguments["descending"]',
+        "True",
+        _SENT_WHERE,
+    ),
+    Fault(
+        "slots of one token on two ranks",
+        _ROUTING,
+        "all(part % (k * op.t) == 0 for part in routed.parts)",
+        "all(part % k == 0 for part in routed.parts)",
+        _SENT_WHERE,
+    ),
+    Fault(
+        "a cut between stages tears sent rows from their readers",
+        f"{_SHARDING}colocation.py",
+        'layout.routed.role == "sent"',
+        "False",
+        _SENT_WHERE,
+    ),
+]
+
+FAULTS = [*CHANGES_OF_LAYOUT, *OPERATORS, *RULES, *REWRITING, *JOINING, *EXPERTS]

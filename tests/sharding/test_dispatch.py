@@ -148,6 +148,20 @@ def test_an_even_routing_sends_what_was_priced(t: int) -> None:
     assert seconds == pytest.approx(everything, rel=1e-3)
 
 
+def test_rows_that_were_sent_stay_with_their_readers() -> None:
+    """Stages exchange values of known sizes."""
+    _, _, graph = traced()
+    found = 0
+    for seed in range(4):
+        local = rewrite(graph, dispatching(Program.of(graph, 2), seed), 2)
+        sent = [n for n in local.primary.calls if (held := n.meta.get("layout")) and "sent" in str(held)]
+        for node in sent:
+            for user in node.users:
+                found += 1
+                assert any({node.name, user.name} <= names for names in local.primary.colocated), node.name
+    assert found
+
+
 def test_rows_behind_the_last_group_are_zeros_and_are_not_sent() -> None:
     """As in the grouped product itself."""
     ranks, ends = ThreadRanks(2), torch.tensor([[1, 3], [0, 2]])
