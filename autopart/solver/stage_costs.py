@@ -13,7 +13,9 @@ set at both ends: only what passes over the stage, or begins before it and ends 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,15 +55,16 @@ class StageCosts:
         self._once_before, self._once_after = np.zeros(shape), np.zeros(shape)
         self._bytes_before, self._bytes_after = np.zeros(shape), np.zeros(shape)
         self._fill_before, self._fill_after = np.zeros(shape), np.zeros(shape)
+        relayed = np.flatnonzero(np.concatenate([problem.transfer, problem.send, problem.receive]).any(axis=0))
         for start in range(0, sets, CHUNK):
-            self._describe(slice(start, start + CHUNK), pinned)
+            self._describe(slice(start, start + CHUNK), pinned, relayed)
 
-    def _describe(self, rows: slice, pinned: _Pinned) -> None:
-        """Fill in the rows of some down-sets; counts are exact in single precision."""
+    def _describe(self, rows: slice, pinned: _Pinned, relayed: NDArray[np.int64]) -> None:
+        """Fill in the rows of some down-sets."""
         problem, inside = self.problem, self.inside[rows].astype(float)
-        crossing = _crossing(problem, self.inside[rows])
+        crossing = _crossing([problem.nets[n] for n in relayed], self.inside[rows])
         self._work[:, rows] = problem.repeat * _sums(problem.work, inside)
-        transfer = _sums(problem.transfer, crossing)
+        transfer = _sums(problem.transfer[:, relayed], crossing)
         self._into[1:, rows] = problem.repeat * transfer
         self._out[:-1, rows] = problem.repeat * transfer
         done = problem.fill_weight * _sums(problem.fill, inside)
@@ -69,7 +72,7 @@ class StageCosts:
         self._fill_before[:, rows] = -done
         self._fill_before[1:, rows] += problem.fill_weight * transfer
 
-        count = inside.astype(np.float32) @ pinned.matrix
+        count = pinned.pins.count(self.inside[rows])
         opened = (count > 0) & (count < pinned.size)
         begun, ended = (count > 0).astype(float), (count == pinned.size).astype(float)
         torn = _sums(pinned.torn, opened.astype(float))
@@ -79,9 +82,9 @@ class StageCosts:
         self._flags[rows] = opened[:, self._columns.group] & ((level == 0) | (count[:, self._columns.group] == level))
         kept = _sums(problem.saved, inside)
         self._bytes_after[:, rows] = kept + _sums(pinned.held_bytes[None], begun)
-        self._bytes_after[:-1, rows] += _sums(problem.send, crossing)
+        self._bytes_after[:-1, rows] += _sums(problem.send[:, relayed], crossing)
         self._bytes_before[:, rows] = -kept - _sums(pinned.held_bytes[None], ended)
-        self._bytes_before[1:, rows] += _sums(problem.receive, crossing)
+        self._bytes_before[1:, rows] += _sums(problem.receive[:, relayed], crossing)
 
     def load(self, s: int, before: Rows, after: Rows) -> Floats:
         """Seconds of the process of stage s for each I in `before` and J in `after`; infinite where none may be."""
@@ -154,31 +157,48 @@ class StageCosts:
 
 
 @dataclass(frozen=True)
+class _Groups:
+    """Groups of items, none of them empty: all their items in a row, and where each group begins."""
+
+    items: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, groups: Sequence[Sequence[int]]) -> _Groups:
+        sizes = [len(group) for group in groups]
+        return cls(np.array(list(chain(*groups)), dtype=np.int64), np.cumsum([0, *sizes])[:-1])
+
+    def count(self, inside: Members) -> NDArray[np.int32]:
+        """How many items of each group each set holds, (sets, groups)."""
+        if not len(self.first):
+            return np.zeros((len(inside), 0), dtype=np.int32)
+        counted: NDArray[np.int32] = np.add.reduceat(inside[:, self.items], self.first, axis=1, dtype=np.int32)
+        return counted
+
+
+@dataclass(frozen=True)
 class _Pinned:
     """Nets that are sent directly and states alike: what has pins, and is torn or held by a stage.
 
     Attributes:
-        matrix: Whether an item is a pin, (items, groups); `size` the number of pins.
+        pins: The items of each; `size` their number.
         torn: Seconds where it is torn, `held` where a pin is in, (stages, groups); `held_bytes` (groups,).
     """
 
-    matrix: NDArray[np.float32]
-    size: Floats
+    pins: _Groups
+    size: NDArray[np.int64]
     torn: Floats
     held: Floats
     held_bytes: Floats
 
 
 def _pinned(problem: Problem) -> _Pinned:
-    sent = [n for n in range(len(problem.nets)) if problem.touch[:, n].any()]
+    sent = np.flatnonzero(problem.touch.any(axis=0))
     pins = [pins_of(problem.nets[n]) for n in sent] + list(problem.users)
-    matrix = np.zeros((problem.items, len(pins)), dtype=np.float32)
-    for g, items in enumerate(pins):
-        matrix[list(items), g] = 1.0
     touch = problem.repeat * problem.touch[:, sent]
     return _Pinned(
-        matrix=matrix,
-        size=matrix.sum(axis=0, dtype=float),
+        pins=_Groups.of(pins),
+        size=np.array([len(items) for items in pins], dtype=np.int64),
         torn=np.concatenate([touch, problem.sync], axis=1),
         held=np.concatenate([np.zeros_like(touch), problem.update], axis=1),
         held_bytes=np.concatenate([np.zeros(len(sent)), problem.state_bytes]),
@@ -220,20 +240,14 @@ def _sums(table: Floats, flags: Floats) -> Floats:
     return table @ flags.T if table.any() else np.zeros((len(table), len(flags)))
 
 
-def _crossing(problem: Problem, inside: Members) -> Floats:
+def _crossing(nets: Sequence[Net], inside: Members) -> Floats:
     """Whether each net leaves each down-set, (sets, nets)."""
-    crossing = np.zeros((len(inside), len(problem.nets)))
-    for n, net in enumerate(problem.nets):
-        if net.backward:
-            continue
-        made = inside[:, net.producer]
-        if net.to_end:
-            crossing[:, n] = made
-        elif len(net.readers) == 1:
-            crossing[:, n] = made & ~inside[:, net.readers[0]]
-        else:
-            crossing[:, n] = made & ~inside[:, list(net.readers)].all(axis=1)
-    return crossing
+    readers = _Groups.of([net.readers or (net.producer,) for net in nets])
+    size = np.array([len(net.readers) or 1 for net in nets])
+    to_end = np.array([net.to_end for net in nets], dtype=bool)
+    forward = np.array([not net.backward for net in nets], dtype=bool)
+    made = inside[:, np.array([net.producer for net in nets], dtype=np.int64)]
+    return (made & forward & (to_end | (readers.count(inside) < size))).astype(float)
 
 
 def _words(inside: Members) -> NDArray[np.uint64]:
