@@ -57,12 +57,14 @@ def solve_boundaries(
     load = simple_bound(problem) - fill
     if load <= FEWEST_SECONDS * fill:
         return None
-    search = _Search(problem, tolerance, fill, fill, load, work_limit, deadline)
+    search = _Search(problem, tolerance, fill, fill, load, work_limit, deadline, Frontiers(problem, load, deadline))
     search.offer(assignment)
     search.first_plan()
     search.price_filling()
     search.prove()
     search.close()
+    if search.best is not None and search.frontiers.units.torn:
+        search.prove(exact=True)
     return search.best, min(search.value, search.fill + search.impossible)
 
 
@@ -82,6 +84,7 @@ class _Search:
     impossible: float
     work: float
     deadline: float
+    frontiers: Frontiers
     best: tuple[int, ...] | None = None
     value: float = math.inf
     load: float = math.inf
@@ -114,43 +117,44 @@ class _Search:
             if self.load < math.inf:
                 limit = (failed + self.load) / 2
 
-    def prove(self) -> None:
-        """Raise the limit that is proven to be impossible, until it nearly is one that is not."""
-        frontiers = Frontiers(self.problem, self.impossible)
+    def prove(self, exact: bool = False) -> None:
+        """Raise the limit that is proven to be impossible, until it nearly is one that is not.
+
+        The exact proofs are slow: they begin with the limit that would be enough.
+        """
+        frontiers = self.frontiers
+        frontiers.exact = exact
         second, stages = frontiers.units.second, self.problem.stages
-        fine = max(1, round(FINE * self.tolerance * RESOLUTION))
-        most = frontiers.units.most()
+        fine, most = max(1, round(FINE * self.tolerance * RESOLUTION)), frontiers.units.most()
         impossible = math.floor(self.impossible / second)
+        possible, step, missed = math.inf, max(fine, impossible // 64), 0
         limit = impossible if self.load == math.inf else max(impossible, round(self.load / NEAR / second))
-        possible, step, missed = math.inf, limit // 64, 0
+        if exact:
+            limit = math.ceil((self.value * (1 - self.tolerance) - self.fill) / second)
         while self.open() and possible - impossible > fine:
             spent = frontiers.spent
             missing = frontiers.missing(limit)
             self.work -= frontiers.spent - spent
-            if missing is None:
-                impossible, step, missed = limit, 2 * step, 0
-            elif missing > 0:
-                slope = (missed - missing) / (limit - impossible) if missed and limit > impossible else stages
-                impossible, missed = limit, missing
-                step = max(fine, round(missing / min(max(slope, 1.0), stages)))
+            if missing is not None and missing <= 0:
+                possible, missed = limit, 0
             else:
-                possible = limit
-                missed = 0
-            limit = impossible + step if impossible + step < possible else (impossible + int(possible)) // 2
-            if missing is None or missing > 0:
+                slope = (missed - missing) / (limit - impossible) if missing and missed else stages
+                impossible, missed = limit, missing or 0
+                step = max(fine, round(missing / min(max(slope, 1.0), stages))) if missing else 2 * step
                 self.impossible = math.inf if impossible >= most else max(self.impossible, impossible * second)
+            limit = impossible + step if impossible + step < possible else (impossible + int(possible)) // 2
 
     def price_filling(self) -> None:
         """Add to `fill` what relays cost at least in any plan that is better than the best."""
         if not self.problem.fill_weight or self.value == math.inf:
             return
         self.polish()
-        frontiers = Frontiers(self.problem, self.impossible)
+        frontiers, spent = self.frontiers, self.frontiers.spent
         limit = math.ceil((self.value - self.fill) / frontiers.units.second)
         missing = frontiers.missing(limit)
         if missing is not None and missing <= 0:
             self.fill = max(self.fill, self.least + frontiers.least_filling(limit) * frontiers.units.second)
-        self.work -= frontiers.spent
+        self.work -= frontiers.spent - spent
 
     def close(self) -> None:
         """Plans for limits a little above the impossible one, each made better by its neighbourhoods."""

@@ -16,6 +16,8 @@ of the stage's `passing` nets, which `seen_from` prices so that the inequality h
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -24,12 +26,13 @@ from ortools.sat.python import cp_model
 
 from autopart.solver.windows import windows
 from autopart.solver.problem import Problem, membership
-from autopart.solver.segment import RESOLUTION, Boundary, Linear, Payer, Segment, Span, in_units, quiet_solver, span
+from autopart.solver.segment import RESOLUTION, Boundary, Linear, Payer, Segment, Span, fixed, in_units, quiet_solver, span
 
 # A maximum may be off by this share of the load.
 ACCURACY = 1e-5
-# CP-SAT's deterministic seconds for one maximum, and for one question whether a stage that nets pass is of use.
-WORK_OF_MAXIMUM, WORK_OF_QUESTION = 4.0, 0.5
+# CP-SAT's deterministic seconds for one maximum, for one question whether a stage that nets pass is of use,
+# and for one maximum over a whole stage.
+WORK_OF_MAXIMUM, WORK_OF_QUESTION, WORK_OF_STAGE = 4.0, 0.5, 6.0
 # A maximum is first sought this share of the load beyond the one before: that decides many items in advance.
 LIKELY = 0.5
 # Done at a boundary that no stage can reach.
@@ -38,18 +41,32 @@ NOTHING = -(1 << 60)
 
 @dataclass
 class Front:
-    """The most that may be done (a_j), worked, and kept in memory (as the stage behind sees it) at one boundary."""
+    """The most there may be at one boundary.
+
+    Attributes:
+        done: a_j, the passing nets of the stage behind counted as such.
+        worked: Work of the down-set.
+        kept: Memory, as the stage behind sees it.
+        plain, paid: a_j and b_{j-1} with no net counted as passing, where they are known.
+    """
 
     done: int
     worked: int
     kept: int
+    plain: int | None = None
+    paid: int | None = None
 
 
 class Frontiers:
     """Proofs that limits are impossible; which nets may pass a stage is kept from one limit to the next."""
 
-    def __init__(self, problem: Problem, load: float) -> None:
-        """`load`: seconds near the limits that will be asked for; they are counted in `units.second`."""
+    def __init__(self, problem: Problem, load: float, deadline: float = math.inf) -> None:
+        """Limits are counted in `units.second`.
+
+        Args:
+            load: Seconds near the limits that will be asked for.
+            deadline: Of `time.monotonic`; after it every limit counts as possible.
+        """
         self.problem = problem
         self.units = in_units(problem, load, up=False)
         self.passing: list[dict[int, Payer]] = [{} for _ in range(problem.stages)]
@@ -60,6 +77,11 @@ class Frontiers:
         self.work_behind = [behind @ row for row in self.units.due]
         self.total = [int(row.sum()) for row in self.units.due]
         self.spent = 0.0
+        self.deadline = deadline
+        self.exact = False
+
+    def late(self) -> bool:
+        return time.monotonic() > self.deadline
 
     def missing(self, limit: int) -> int | None:
         """By how much the last stage is overrun if no stage has more than `limit`: it is impossible if positive.
@@ -70,14 +92,17 @@ class Frontiers:
         fill = self.problem.fill_weight * float(self.problem.fill.min(axis=0).sum())
         earliest, latest = windows(self.problem, (limit + 1) * self.units.second + fill)
         self.earliest, self.latest = np.array(earliest), np.array(latest)
-        self.fronts = [Front(0, 0, 0)]
+        self.limit, self.fronts = limit, [Front(0, 0, 0)]
         while len(self.fronts) <= last:
-            self.fronts.append(self._next(limit))
-            if self._let_pass(limit):
+            self.fronts.append(self._next())
+            if self._let_pass():
                 del self.fronts[-2:]
-            elif self.fronts[-1].done == NOTHING or not self._remember(limit):
+            elif self.late() or self.fronts[-1].done == NOTHING or not self._remember():
+                return 0 if self.late() else None
+            elif self.exact and self.units.torn and not self._sharpen():
                 return None
-        over = self.total[last] - self.fronts[last].done - limit
+        front = self.fronts[last]
+        over = self.total[last] - (front.done if front.plain is None else min(front.done, front.plain)) - limit
         if self.units.limits[last] >= 0:
             units = self.units
             whole = int(units.kept[last].sum()) + self._workspace(last)
@@ -98,7 +123,7 @@ class Frontiers:
         for j in range(last, 0, -1):
             found = []
             for value in ("filling", "paid"):
-                segment = Segment(self.units, j, [self._open(j, limit)])
+                segment = Segment(self.units, j, [self._open(j)])
                 segment.model.add(segment.seen_from(j, j, nothing) >= least)
                 paid = segment.seen_from(j, j - 1, nothing)
                 if not self.units.torn:
@@ -111,27 +136,27 @@ class Frontiers:
             least = found[1] - limit
         return total
 
-    def _open(self, j: int, limit: int) -> Boundary:
+    def _open(self, j: int) -> Boundary:
         possible = self.earliest < j
         if not self.units.torn:
-            possible &= self.work_before[j - 1] <= self.fronts[j - 1].done + limit
+            possible &= self.work_before[j - 1] <= self.fronts[j - 1].done + self.limit
         return Boundary(self.latest < j, possible)
 
-    def _next(self, limit: int) -> Front:
+    def _next(self) -> Front:
         """What is known at the next boundary, if nothing passes the stage before it but the nets in `passing`."""
         j, before = len(self.fronts), self.fronts[-1]
-        likely = before.done + int(LIKELY * limit)
+        likely = before.done + int(LIKELY * self.limit)
         generous = sum(int(self.units.touch[j][n]) for n, payer in self.passing[j].items() if payer.sign > 0)
 
         def program(least: int | None) -> Segment:
-            boundary = self._open(j, limit)
+            boundary = self._open(j)
             if least is not None:
                 needed = self.total[j] + generous - self.work_behind[j] < least
                 boundary = Boundary(boundary.inside | (needed & boundary.possible), boundary.possible)
             segment = Segment(self.units, j, [boundary])
-            segment.model.add(segment.seen_from(j, j - 1, self.passing[j - 1]) <= before.done + limit)
+            segment.model.add(segment.seen_from(j, j - 1, self.passing[j - 1]) <= before.done + self.limit)
             if self.problem.hidden:
-                segment.model.add(segment.transfers(j) <= limit)
+                segment.model.add(segment.transfers(j) <= self.limit)
             self._fit(segment, j)
             return segment
 
@@ -152,20 +177,56 @@ class Frontiers:
         worked = most("work") if self.units.torn else None
         return Front(done, self.total[j] if worked is None else worked, 0)
 
-    def _remember(self, limit: int) -> bool:
+    def _remember(self) -> bool:
         """Add to the last front what is kept in memory at most; false if there is no such down-set."""
         j, front, before = len(self.fronts) - 1, self.fronts[-1], self.fronts[-2]
         if self.units.limits[j] < 0:
             return True
-        segment = Segment(self.units, j, [self._open(j, limit)])
+        segment = Segment(self.units, j, [self._open(j)])
         segment.model.add(segment.seen_from(j, j, self.passing[j]) <= front.done)
         segment.model.add(segment.work(j, j) <= front.worked)
         if not self.units.torn:
-            segment.model.add(segment.seen_from(j, j - 1) <= before.done + limit)
+            segment.model.add(segment.seen_from(j, j - 1) <= before.done + self.limit)
         self._fit(segment, j)
         kept = self._maximum(segment, segment.bytes_seen_from(j, j))
         front.kept = kept or 0
         return kept is not None
+
+    def _sharpen(self) -> bool:
+        """Lower the last front by the exact programs of the stage before it; false if the stage is impossible.
+
+        Slower than one boundary alone, but no net is counted twice, or as passing where it does not.
+        """
+        j = len(self.fronts) - 1
+        s, front, before = j - 1, self.fronts[j], self.fronts[j - 1]
+        nothing = np.zeros(self.problem.items, dtype=bool)
+        values = ("plain", "done", "worked", "paid") if j < self.problem.stages - 1 else ("plain",)
+        for value in values:
+            if value == "done" and not self.passing[j]:
+                front.done = min(front.done, front.plain or front.done)
+                continue
+            segment = Segment(self.units, s, [self._open(s) if s else fixed(nothing), self._open(j)])
+            segment.within(s, self.limit)
+            known = [
+                (segment.seen_from(s, s, self.passing[s]), before.done),
+                (segment.seen_from(s, s), before.plain),
+                (segment.work(s, s), before.worked),
+                (segment.seen_from(s, s - 1), before.paid),
+            ]
+            sought = {
+                "done": segment.seen_from(j, j, self.passing[j]),
+                "plain": segment.seen_from(j, j),
+                "worked": segment.work(j, j),
+                "paid": segment.seen_from(j, s),
+            }
+            for expression, most in [*(known if s else []), *((e, getattr(front, name)) for name, e in sought.items())]:
+                if most is not None:
+                    segment.model.add(expression <= most)
+            found = self._maximum(segment, sought[value], WORK_OF_STAGE)
+            if found is None:
+                return False
+            setattr(front, value, found)
+        return True
 
     def _fit(self, segment: Segment, j: int) -> None:
         """The stage before boundary j has room for what is in it."""
@@ -179,16 +240,16 @@ class Frontiers:
         here = {int(v) for v in np.flatnonzero((self.earliest == s) & (self.latest == s))}
         return sum(rise for items, rise in self.units.levels if here & set(items))
 
-    def _maximum(self, segment: Segment, value: Linear) -> int | None:
+    def _maximum(self, segment: Segment, value: Linear, work: float = WORK_OF_MAXIMUM) -> int | None:
         """An upper bound on the value; None if the program has no solution."""
         segment.model.maximize(value)
-        solver = quiet_solver(WORK_OF_MAXIMUM)
+        solver = quiet_solver(work)
         solver.parameters.absolute_gap_limit = ACCURACY * RESOLUTION
         status = solver.solve(segment.model)
         self.spent += solver.response_proto.deterministic_time
         return None if status == cp_model.INFEASIBLE else int(np.floor(solver.best_objective_bound + 0.5))
 
-    def _let_pass(self, limit: int) -> bool:
+    def _let_pass(self) -> bool:
         """Find the nets that may pass the last stage followed with profit; whether there are any."""
         j = len(self.fronts) - 1
         s, front, before = j - 1, self.fronts[j], self.fronts[j - 1]
@@ -199,16 +260,16 @@ class Frontiers:
         same_speed = bool((self.units.due[s] == self.units.due[j]).all())
         for n, whole in enumerate(self.units.torn):
             pins = self.passing[s][n].group if n in self.passing[s] else whole
-            if pins is None or not self.units.touch[s][n]:
+            if pins is None or not self.units.touch[s][n] or self.late():
                 continue
             for f, v in self._pairs(j, pins):
                 between = int(self.units.due[j] @ ~(self.before[f] | self.behind[v]))
                 reach = self.total[j] - int(self.work_behind[j][v])
                 if same_speed:
-                    reach = min(reach, before.worked + min(between, limit))
+                    reach = min(reach, before.worked + min(between, self.limit))
                 front.worked = max(front.worked, reach)
                 paid = int(self.units.touch[j][n]) if n not in self.passing[j] else 0
-                if reach + generous - paid > front.done and self._useful(j, f, v, limit):
+                if reach + generous - paid > front.done and self._useful(j, f, v, reach):
                     self.passing[s][n] = self._payer(s, n, f, v)
                     found = True
                     break
@@ -221,25 +282,35 @@ class Frontiers:
             if self.earliest[f] < j - 1 and self.work_before[j - 1][f] <= worked:
                 yield from ((f, v) for v in pins.last if self.latest[v] >= j)
 
-    def _useful(self, j: int, f: int, v: int, limit: int) -> bool:
-        """Whether, with f before it and v behind it, the stage can reach beyond what is known at boundary j."""
+    def _useful(self, j: int, f: int, v: int, reach: int) -> bool:
+        """Whether, with f before it and v behind it, the stage can reach beyond what is known at boundary j.
+
+        Asked of the boundary alone first, with no more work before it than `reach`; then of the whole stage.
+        """
         s, front, before = j - 1, self.fronts[j], self.fronts[j - 1]
         left = Boundary(self.before[f] | (self.latest < s), self.earliest < s)
         right = Boundary(left.inside | (self.latest < j), (self.earliest < j) & ~self.behind[v])
         if (left.inside & ~left.possible).any() or (right.inside & ~right.possible).any():
             return False
+
+        def possible(segment: Segment) -> bool:
+            segment.model.add(segment.work(j, j) <= reach)
+            if front.done != NOTHING:
+                segment.model.add(segment.seen_from(j, j, self.passing[j]) > front.done)
+            solver = quiet_solver(WORK_OF_QUESTION)
+            status = solver.solve(segment.model)
+            self.spent += solver.response_proto.deterministic_time
+            return bool(status != cp_model.INFEASIBLE)
+
+        if not possible(Segment(self.units, j, [right])):
+            return False
         segment = Segment(self.units, s, [left, right])
-        segment.within(s, limit)
+        segment.within(s, self.limit)
         segment.model.add(segment.seen_from(s, s, self.passing[s]) <= before.done)
         segment.model.add(segment.work(s, s) <= before.worked)
-        if front.done != NOTHING:
-            segment.model.add(segment.seen_from(j, j, self.passing[j]) > front.done)
         if s == 1:
-            segment.model.add(segment.seen_from(s, 0) <= limit)
-        solver = quiet_solver(WORK_OF_QUESTION)
-        status = solver.solve(segment.model)
-        self.spent += solver.response_proto.deterministic_time
-        return bool(status != cp_model.INFEASIBLE)
+            segment.model.add(segment.seen_from(s, 0) <= self.limit)
+        return possible(segment)
 
     def _payer(self, s: int, n: int, f: int, v: int) -> Payer:
         """How to count a net with these pins on both sides of stage s: at first with all its pins, then with fewer."""
