@@ -156,8 +156,14 @@ def recomputing(plan: Any, keep_every: int = 0) -> Any:
     return dataclasses.replace(plan, per_stage=per_stage)
 
 
-def train(rank: int, folder: str, schedule: str, weights: str, batch: dict[str, Any]) -> dict[str, Any]:
-    """Two steps of gradient descent with dropout; what this process computes, and how often it called a block."""
+def train(
+    rank: int, folder: str, schedule: str, weights: str, batch: dict[str, Any], keep: bool = True
+) -> dict[str, Any]:
+    """Two steps of gradient descent with dropout; what this process computes, and how often it called a block.
+
+    Args:
+        keep: Whether to return gradients and buffers.
+    """
     with imported(folder) as module:
         pipeline = module.PIPELINE
         process = Process(rank, dist.get_world_size(), torch.device("cpu"))
@@ -180,11 +186,23 @@ def train(rank: int, folder: str, schedule: str, weights: str, batch: dict[str, 
         for step in range(2):
             optimizer.zero_grad()
             losses.append(engine.step(inputs)[0])
-            for stage, part in engine.modules.items():
+            for stage, part in engine.modules.items() if keep else ():
                 tensors |= {(step, stage, name): _copy(p.grad) for name, p in part.named_parameters()}
                 tensors |= {(step, stage, name): b.clone() for name, b in part.named_buffers()}
             optimizer.step()
         return {"losses": losses if losses[0] is not None else [], "tensors": tensors, "calls": calls[0]}
+
+
+def measure(rank: int, folder: str, schedule: str, weights: str, batch: dict[str, Any]) -> int:
+    """The most bytes that the CPU allocator handed out for this process's stages, from weights to the last step."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as run:
+        train(rank, folder, schedule, weights, batch, keep=False)
+    live = peak = 0
+    for event in run.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
 
 
 def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,16 @@ import pytest
 import torch
 from launching import in_pool
 from pool import Pool
-from recomputing import MODELS, Example, autocast, batch_of, for_partition, recomputing, train
+from recomputing import MODELS, Example, autocast, batch_of, for_partition, measure, recomputing, train
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 import autopart
+from autopart.cluster import Cluster
+from autopart.codegen import emit
+from autopart.solver import solve
 from autopart.verification import verify
+from autopart.workload import Workload
 
 MICROBATCHES = 4
 # With two stages on a process, two processes run the same package.
@@ -102,3 +108,32 @@ def test_schedules_that_split_backward_run_a_block_again_once(schedule: str, poo
     table = (folder / "pipeline.py").read_text()
     (folder / "pipeline.py").write_text(table.replace(", whole_backward=True", ""))
     assert sum(process["calls"] for process in pool.run(2, train, *arguments)) > sum(counts)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
+def test_plans_for_little_memory_recompute_and_run_within_it(schedule: str, pool: Pool, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    shape = {"n_layer": 4, "n_embd": 96, "n_head": 6, "vocab_size": 200, "n_positions": 64, "use_cache": False}
+    model = GPT2LMHeadModel(GPT2Config(**shape, bos_token_id=0, eos_token_id=0))
+    ids = torch.randint(200, (2 * MICROBATCHES, 64))
+    example = {"kwargs": {"input_ids": ids, "labels": ids}}
+    cluster = Cluster.parse(["CPU"] * 2)
+    options = {"schedule": schedule, "optimizer": "sgd", "dtype": torch.float64, "check": False, "tensor": 1}
+    roomy = autopart.partition(
+        model, cluster, example_kwargs=example["kwargs"], stages=2, microbatches=MICROBATCHES, **options
+    )
+    assert not any(stage.recomputed for stage in roomy.per_stage)
+    worst = max(stage.peak_memory_bytes for stage in roomy.per_stage)
+    small = replace(cluster, devices=tuple(replace(d, memory_bytes=int(0.75 * worst)) for d in cluster.devices))
+    workload = Workload("training", MICROBATCHES, 2, schedule, "sgd", recompute=True)
+    plan = solve(roomy.graph, roomy.costs, small, workload, stages=2, granularity="block")
+    assert any(stage.recomputed for stage in plan.per_stage)
+    assert any("again in backward" in note for note in plan.notes)
+    emit(roomy.graph, plan, tmp_path / "package")
+    report = verify(tmp_path / "package", model, **example, steps=2, launch=in_pool(pool))
+    assert report.passed, str(report)
+    torch.save(model.state_dict(), weights := tmp_path / "weights.pt")
+    peaks = pool.run(2, measure, str(tmp_path / "package"), schedule, str(weights), batch_of(example))
+    for stage, peak in zip(plan.per_stage, peaks, strict=True):
+        assert stage.peak_memory_bytes <= stage.memory_limit_bytes
+        assert 0.65 * stage.peak_memory_bytes < peak <= stage.peak_memory_bytes, (peaks, plan.per_stage)
