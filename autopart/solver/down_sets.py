@@ -29,8 +29,8 @@ from autopart.solver.stage_costs import Members, StageCosts
 
 # Down-sets, pairs looked at, and pairs kept, all stages together: some ten seconds, and a gigabyte.
 MOST_SETS = 200_000
-MOST_PAIRS = 1_000_000_000
-MOST_KEPT = 30_000_000
+MOST_PAIRS = 300_000_000
+MOST_KEPT = 15_000_000
 Rows = NDArray[np.int64]
 
 # Down-sets all pairs of which are tabulated, where blocks may be computed again.
@@ -155,19 +155,26 @@ def _band(problem: Problem, family: _Family, cap: float, most_pairs: int) -> Int
     windows = _windows(done, limit / slowness) & (fill - least[:, None] <= spare + ROUNDING * abs(cap))
     room = ROUNDING * float(done[-1])
     pairs: list[SparsePairs] = []
-    reached, looked, kept = np.array([0]), 0, 0
+    worst = np.full(len(inside), np.inf)
+    worst[0] = 0.0
+    looked, kept = 0, 0
     for s, window in enumerate(windows):
         blocks = []
+        reached = np.flatnonzero(np.isfinite(worst))
         for before, after in _blocks(done, reached, np.flatnonzero(window), limit / slowness[s] + room):
             looked += len(before) * len(after)
             if looked > most_pairs or kept > MOST_KEPT:
                 return None
             load = costs.load(s, before, after)
-            i, j = np.nonzero(load <= limit * (1 + ROUNDING))
+            within = load <= limit * (1 + ROUNDING)
+            if not problem.fill_weight:  # only the worst load counts: the best set before each is enough
+                best = np.maximum(worst[before, None], load).argmin(axis=0)
+                within &= np.arange(len(before))[:, None] == best
+            i, j = np.nonzero(within)
             blocks.append((before[i], after[j], load[i, j]))
             kept += len(i)
         pairs.append(_by_set_after(blocks, len(inside)))
-        reached = np.flatnonzero(np.diff(pairs[-1].first))
+        worst = pairs[-1].least(worst, np.maximum)
     return Intervals(inside, pairs, fill)
 
 
