@@ -214,11 +214,23 @@ def plan_layouts(
         local, local_costs = rewritten(again)
     try:
         plan = solve(local, local_costs, places, workload, **options)
+        short = any(stage.recomputed for stage in plan.per_stage)
     except InfeasibleError:
         if as_shards or not again:
             raise
-        local, local_costs = rewritten(again)
-        plan = solve(local, local_costs, places, workload, **options)
+        plan, short = None, True
+    if short and again and not as_shards:
+        # Memory is short: shards are the other way to keep less, and may cost less than computing blocks again.
+        other, other_costs = rewritten(again)
+        try:
+            gathering = solve(other, other_costs, places, workload, **options)
+        except (InfeasibleError, LimitError):
+            if plan is None:
+                raise
+        else:
+            if plan is None or gathering.step_time_s < plan.step_time_s:
+                plan, local, local_costs = gathering, other, other_costs
+    assert plan is not None
     hand_stages = len(cluster) * SCHEDULES[workload.schedule].stages_per_process
     plan = replace(
         plan,
