@@ -1,9 +1,9 @@
 """Generators of wide graphs as partition problems: parallel branches, experts side by side, skips over the whole net.
 
 They have the shapes of nets that make exact methods over orders or down-sets hopeless: HRNet's branches of several
-resolutions that exchange values (Sun et al., 2019), mixtures of experts (Shazeer et al., 2017), U-Net's skips from every
-block of the way down to its mirror image on the way up (Ronneberger et al., 2015). Times and sizes follow the shapes, with
-noise from a seeded generator; they are no measurements.
+resolutions that exchange values (Sun et al., 2019), mixtures of experts (Shazeer et al., 2017), U-Net's skips from
+every block of the way down to its mirror image on the way up (Ronneberger et al., 2015). Times and sizes follow the
+shapes, with noise from a seeded generator; they are no measurements.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _exchanged(graph: Graph, branches: list[int], to: int) -> int:
 
 
 def experts(size: int, seed: int) -> Graph:
-    """`size` layers of attention and 16 experts of unequal load, each of four operators between dispatch and combine."""
+    """`size` layers of attention and 16 experts of unequal load, four operators each between dispatch and combine."""
     graph = Graph(random.Random(seed))
     value = graph.add(0.5, 4.0, parameters=60.0)
     for _ in range(size):

@@ -1,9 +1,9 @@
 """Plans and proofs for wide graphs, one boundary at a time: the proofs are `frontiers`, the plans are built alike.
 
-A plan for a limit on the load is built stage by stage: behind the fixed boundary I the next one, J, is the one that has
-done most as the stage behind sees it, a(J), with the exact load of J - I within the limit. Where that equals the proof's
-number at every boundary, plan and bound meet. The last stage takes what is left; by how much it is overrun, or not
-filled, says where to look next.
+A plan for a limit on the load is built stage by stage: behind the fixed boundary I the next one, J, is the one that
+has done most as the stage behind sees it, a(J), with the exact load of J - I within the limit. Where that equals the
+proof's number at every boundary, plan and bound meet. The last stage takes what is left; by how much it is overrun says
+where to look next.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ import numpy as np
 from ortools.sat.python import cp_model
 
 from autopart.solver.bounds import simple_bound
+from autopart.solver.filling import least_filling
 from autopart.solver.frontiers import Frontiers
 from autopart.solver.neighbourhoods import improve
 from autopart.solver.problem import Problem, membership
 from autopart.solver.score import score
-from autopart.solver.segment import RESOLUTION, Boundary, Segment, fixed, in_units, quiet_solver
+from autopart.solver.segment import Boundary, Segment, fixed, quiet_solver
+from autopart.solver.units import RESOLUTION, in_units
 
 # CP-SAT's deterministic seconds for one stage of a plan, and its accuracy as a share of the load.
 WORK_OF_STAGE, ACCURACY = 1.0, 1e-5
 # A load of less than this share of the filling does not matter.
 FEWEST_SECONDS = 1e-6
-# The first plan is sought at this multiple of the lower bound, and so many times, until its load is this multiple of one
-# that failed.
+# The first plan is sought at this multiple of the lower bound, and so many times, until its load is this multiple of
+# one that failed.
 START, ATTEMPTS, NEAR = 1.06, 12, 1.01
 # The proof ends when it cannot gain more than this share of the tolerance.
 FINE = 0.1
@@ -153,7 +155,7 @@ class _Search:
         limit = math.ceil((self.value - self.fill) / frontiers.units.second)
         missing = frontiers.missing(limit)
         if missing is not None and missing <= 0:
-            self.fill = max(self.fill, self.least + frontiers.least_filling(limit) * frontiers.units.second)
+            self.fill = max(self.fill, self.least + least_filling(frontiers, limit) * frontiers.units.second)
         self.work -= frontiers.spent - spent
 
     def close(self) -> None:
@@ -175,7 +177,7 @@ class _Search:
             self.offer(improve(self.problem, self.best, min(self.work, WORK_OF_POLISH)))
 
     def built(self, load: float, weight: float = 0.0) -> tuple[int, ...] | None:
-        """A plan whose stages, all but the last, are within the load and take the most; None if one of them has no way."""
+        """A plan whose stages, all but the last, are within the load and take the most; None if one finds nothing."""
         problem, units, limit = self.problem, in_units(self.problem, load, up=True), RESOLUTION
         before = membership(problem.ancestors, problem.items)
         inside = np.zeros(problem.items, dtype=bool)

@@ -1,17 +1,17 @@
 """Wide graphs, one boundary at a time: how far a pipeline can have come at each boundary within a limit on the load.
 
-Let I = J_s and J = J_{s+1} be the down-sets around stage s. With a_s(I) and b_s(J) from `Segment.seen_from` its load is at
-least b_s(J) - a_s(I). So all that the stages before it decide for stage s is one number, and for a limit T
+Let I = J_s and J = J_{s+1} be the down-sets around stage s. With a_s(I) and b_s(J) from `Segment.seen_from` its load is
+at least b_s(J) - a_s(I). So all that the stages before it decide for stage s is one number, and for a limit T
 
-    A_0 = 0,    A_{s+1} = max { a_{s+1}(J) : b_s(J) <= A_s + T },    T is impossible if  A_{K-1} + T < b_{K-1}(everything)
+    A_0 = 0,   A_{s+1} = max { a_{s+1}(J) : b_s(J) <= A_s + T },   T is impossible if A_{K-1} + T < b_{K-1}(all)
 
-Each maximum is a program over one down-set with no stages in it: a closure with one row for the load. Memory is a second
-number of the same kind, and a second row.
+Each maximum is a program over one down-set with no stages in it: a closure with one row for the load. Memory is a
+second number of the same kind, and a second row.
 
-Nets that are sent directly to their readers and have pins on both sides of a stage cost it less than b - a says. With pins
-f in I and l not in J, the stage holds nothing that comes before f or after l. Where that leaves too little for the stage
-to reach beyond A_{s+1}, by counting or by the exact program of that stage, nothing is lost. Otherwise the net becomes one
-of the stage's `passing` nets, which `seen_from` prices so that the inequality holds whatever they do.
+Nets that are sent directly to their readers and have pins on both sides of a stage cost it less than b - a says. With
+pins f in I and l not in J, the stage holds nothing that comes before f or after l. Where that leaves too little for it
+to reach beyond A_{s+1}, by counting or by the exact program of that stage, nothing is lost. Otherwise the net becomes
+one of the stage's `passing` nets, which `seen_from` prices so that the inequality holds whatever they do.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from ortools.sat.python import cp_model
 
-from autopart.solver.windows import windows
+from autopart.solver.passing import Payer, fewer, payer
 from autopart.solver.problem import Problem, membership
-from autopart.solver.segment import RESOLUTION, Boundary, Linear, Payer, Segment, Span, fixed, in_units, quiet_solver, span
+from autopart.solver.segment import Boundary, Linear, Segment, fixed, quiet_solver
+from autopart.solver.units import RESOLUTION, Span, in_units
+from autopart.solver.windows import windows
 
 # A maximum may be off by this share of the load.
 ACCURACY = 1e-5
@@ -110,33 +112,8 @@ class Frontiers:
                 return None
         return over
 
-    def least_filling(self, limit: int) -> int:
-        """What relays add to the filling of the pipeline at least, if no stage has more than `limit`.
-
-        Back from the last boundary: there is a least that must be done before it, for the stages behind it do no more
-        than `limit` each; and each boundary has its least filling among the down-sets that have done so much. What is
-        torn without being relayed is left out. After `missing` with the same limit, which says what can be done at most.
-        """
-        last, total = self.problem.stages - 1, 0
-        nothing = {n: Payer(0, 0, 0) for n in range(len(self.units.torn))}
-        least = self.total[last] - limit
-        for j in range(last, 0, -1):
-            found = []
-            for value in ("filling", "paid"):
-                segment = Segment(self.units, j, [self._open(j)])
-                segment.model.add(segment.seen_from(j, j, nothing) >= least)
-                paid = segment.seen_from(j, j - 1, nothing)
-                if not self.units.torn:
-                    segment.model.add(paid <= self.fronts[j - 1].done + limit)
-                lowest = self._maximum(segment, -1 * (segment.filling(j) if value == "filling" else paid))
-                if lowest is None:
-                    return total
-                found.append(-lowest)
-            total += max(0, found[0])
-            least = found[1] - limit
-        return total
-
-    def _open(self, j: int) -> Boundary:
+    def boundary(self, j: int) -> Boundary:
+        """What is known of the down-set before any program."""
         possible = self.earliest < j
         if not self.units.torn:
             possible &= self.work_before[j - 1] <= self.fronts[j - 1].done + self.limit
@@ -149,7 +126,7 @@ class Frontiers:
         generous = sum(int(self.units.touch[j][n]) for n, payer in self.passing[j].items() if payer.sign > 0)
 
         def program(least: int | None) -> Segment:
-            boundary = self._open(j)
+            boundary = self.boundary(j)
             if least is not None:
                 needed = self.total[j] + generous - self.work_behind[j] < least
                 boundary = Boundary(boundary.inside | (needed & boundary.possible), boundary.possible)
@@ -166,7 +143,7 @@ class Frontiers:
                 known = segment.seen_from(j, j, self.passing[j]) if value == "done" else segment.work(j, j)
                 if least is not None:
                     segment.model.add(known >= least)
-                found = self._maximum(segment, known)
+                found = self.maximum(segment, known)
                 if found is not None:
                     return found
             return None
@@ -182,13 +159,13 @@ class Frontiers:
         j, front, before = len(self.fronts) - 1, self.fronts[-1], self.fronts[-2]
         if self.units.limits[j] < 0:
             return True
-        segment = Segment(self.units, j, [self._open(j)])
+        segment = Segment(self.units, j, [self.boundary(j)])
         segment.model.add(segment.seen_from(j, j, self.passing[j]) <= front.done)
         segment.model.add(segment.work(j, j) <= front.worked)
         if not self.units.torn:
             segment.model.add(segment.seen_from(j, j - 1) <= before.done + self.limit)
         self._fit(segment, j)
-        kept = self._maximum(segment, segment.bytes_seen_from(j, j))
+        kept = self.maximum(segment, segment.bytes_seen_from(j, j))
         front.kept = kept or 0
         return kept is not None
 
@@ -205,7 +182,7 @@ class Frontiers:
             if value == "done" and not self.passing[j]:
                 front.done = min(front.done, front.plain or front.done)
                 continue
-            segment = Segment(self.units, s, [self._open(s) if s else fixed(nothing), self._open(j)])
+            segment = Segment(self.units, s, [self.boundary(s) if s else fixed(nothing), self.boundary(j)])
             segment.within(s, self.limit)
             known = [
                 (segment.seen_from(s, s, self.passing[s]), before.done),
@@ -222,7 +199,7 @@ class Frontiers:
             for expression, most in [*(known if s else []), *((e, getattr(front, name)) for name, e in sought.items())]:
                 if most is not None:
                     segment.model.add(expression <= most)
-            found = self._maximum(segment, sought[value], WORK_OF_STAGE)
+            found = self.maximum(segment, sought[value], WORK_OF_STAGE)
             if found is None:
                 return False
             setattr(front, value, found)
@@ -240,7 +217,7 @@ class Frontiers:
         here = {int(v) for v in np.flatnonzero((self.earliest == s) & (self.latest == s))}
         return sum(rise for items, rise in self.units.levels if here & set(items))
 
-    def _maximum(self, segment: Segment, value: Linear, work: float = WORK_OF_MAXIMUM) -> int | None:
+    def maximum(self, segment: Segment, value: Linear, work: float = WORK_OF_MAXIMUM) -> int | None:
         """An upper bound on the value; None if the program has no solution."""
         segment.model.maximize(value)
         solver = quiet_solver(work)
@@ -270,7 +247,8 @@ class Frontiers:
                 front.worked = max(front.worked, reach)
                 paid = int(self.units.touch[j][n]) if n not in self.passing[j] else 0
                 if reach + generous - paid > front.done and self._useful(j, f, v, reach):
-                    self.passing[s][n] = self._payer(s, n, f, v)
+                    known = self.passing[s].get(n)
+                    self.passing[s][n] = self._payer(s, whole) if known is None else fewer(self.problem, known, f, v)
                     found = True
                     break
         return found
@@ -312,21 +290,7 @@ class Frontiers:
             segment.model.add(segment.seen_from(s, 0) <= self.limit)
         return possible(segment)
 
-    def _payer(self, s: int, n: int, f: int, v: int) -> Payer:
-        """How to count a net with these pins on both sides of stage s: at first with all its pins, then with fewer."""
-        pins, known = self.units.torn[n], self.passing[s].get(n)
-        if known is not None:
-            left = set(known.group.pins if known.group else ()) - {v if known.sign > 0 else f}
-            return replace(known, group=self._group(left | {known.first if known.sign > 0 else known.last}))
-        first = pins.first[0]
-        reached = [u for u in pins.last if self.behind[first][u]]
-        if not reached:
-            return Payer(first, first, 0)
-        last = max(reached, key=lambda u: int(self.work_before[s][u]))
-        middle = (self.earliest[first] + self.latest[first] + self.earliest[last] + self.latest[last]) / 4
-        if s < middle:
-            return Payer(first, last, 1, self._group({u for u in pins.pins if self.behind[first][u]} - {last}))
-        return Payer(first, last, -1, self._group({u for u in pins.pins if self.behind[u][last]} - {first}))
-
-    def _group(self, pins: set[int]) -> Span | None:
-        return span(self.problem, tuple(sorted(pins))) if len(pins) > 1 else None
+    def _payer(self, s: int, pins: Span) -> Payer:
+        """How to count a net that may pass stage s."""
+        middle = (self.earliest + self.latest) / 2
+        return payer(self.problem, pins, s, self.work_before[s], middle)

@@ -1,8 +1,8 @@
 """Large-neighbourhood search: the items of adjacent stages are assigned anew, exactly, with all others where they are.
 
-One window is a `Segment` whose outer boundaries stay. It minimises the step time; and below that, so that slack can wander
-towards the slowest stage, the largest load in the window. Every accepted change makes the step time, or with the same
-step time the sorted loads, smaller; the search ends when no window has one, or its work is used up.
+One window is a `Segment` whose outer boundaries stay. It minimises the step time; and below that, so that slack can
+wander towards the slowest stage, the largest load in the window. Every accepted change makes the step time, or with the
+same step time the sorted loads, smaller; the search ends when no window has one, or its work is used up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from ortools.sat.python import cp_model
 
 from autopart.solver.problem import Problem
 from autopart.solver.score import Score, score
-from autopart.solver.segment import RESOLUTION, Boundary, Segment, Units, fixed, in_units, quiet_solver
+from autopart.solver.segment import Boundary, Segment, fixed, quiet_solver
+from autopart.solver.units import RESOLUTION, Units, in_units
 
 # CP-SAT's deterministic seconds for one window.
 WORK_OF_WINDOW = 1.0
@@ -81,7 +82,7 @@ def _window(
     present = Segment(units, 0, [fixed(flags) for flags in inside])
     window, model = range(first, first + width), segment.model
     slowest, largest = (model.new_int_var(0, 100 * RESOLUTION, name) for name in ("slowest", "largest"))
-    for p, own in enumerate(problem.stages_of_process):
+    for own in problem.stages_of_process:
         parts = [(segment if s in window else present) for s in own]
         for loads in zip(*(part.loads(s) for part, s in zip(parts, own, strict=True)), strict=True):
             model.add(slowest >= sum(loads))

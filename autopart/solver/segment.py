@@ -1,14 +1,14 @@
 """A run of stages between down-sets as a program for CP-SAT: what they cost, exactly, when some of the cuts are open.
 
-Boundary j (0 <= j <= K) is the down-set J_j of the items in stages before j; stage s is J_{s+1} - J_s. A segment has the
-boundaries first..last; each item is known to be in a boundary, known not to be, or open there. What uses it decides what
-is open: one cut behind a fixed one (a plan is built stage by stage), two cuts around one stage (a bound), the cuts between
-two fixed ones (a large neighbourhood).
+Boundary j (0 <= j <= K) is the down-set J_j of the items in stages before j; stage s is J_{s+1} - J_s. A segment has
+the boundaries first..last. Each item is known to be in a boundary, known not to be, or open there. Who uses it decides
+what is open: one cut behind a fixed one (a plan is built stage by stage), two cuts around a stage (a bound), the cuts
+between two fixed ones (a large neighbourhood). Costs are counted in `Units`.
 
 Variables
     y[j,v]   1 if item v is in J_j;  x[s,v] = y[s+1,v] - y[s,v]: v is in stage s.
-    t[j,n]   1 if J_j tears net n: a first pin is in it and a last pin is not. With one first and one last pin f and l it
-             is y[j,f] - y[j,l]; a net that goes to the end has its last pin behind everything.
+    t[j,n]   1 if J_j tears net n: a first pin is in it and a last pin is not. With one first and one last pin f and l
+             it is y[j,f] - y[j,l]; a net that goes to the end has its last pin behind everything.
     q[s,n]   1 if n is torn at stage s. Where t[s,n] or t[s+1,n] is 0 it is the other; both are 1 when the net has pins
              on both sides of the stage, and then it is torn there only if a pin is in the stage.
     h[s,r]   1 if stage s holds state r;   e[s,l] = 1 if it holds an item whose workspace is at least level l.
@@ -18,14 +18,10 @@ Constraints
     (2) t[j,n] >= y[j,f] - y[j,l];  t[j,n] <= sum_f y[j,f];  t[j,n] <= sum_l (1 - y[j,l])         `torn_by`
     (3) q >= t[s] - t[s+1];  q >= t[s+1] - t[s];  q >= x[s,p] + t - 1 for its pins p              `torn_at`
     (4) h[s,r] >= x[s,v] for its users v;  e[s,l] >= x[s,v]                                       `held`, `memory`
-
-Integers: costs are counted in `Units`, all rounded down (then every legal assignment stays legal and costs no more: what is
-proven impossible is impossible) or all rounded up (then what is found holds in floats).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -34,167 +30,11 @@ import numpy as np
 from numpy.typing import NDArray
 from ortools.sat.python import cp_model
 
-from autopart.solver.intervals import memory_never_binds
-from autopart.solver.problem import Floats, Problem
+from autopart.solver.passing import Payer
+from autopart.solver.units import Integers, Span, Units
 
 Linear = cp_model.LinearExpr | int
-Integers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-
-# Steps of a load, and of a memory limit.
-RESOLUTION = 100_000_000
-WORKSPACE_LEVELS = 12
-
-
-@dataclass(frozen=True, eq=False)
-class Span:
-    """Pins of a net or a state; the first ones have no other pin before them, the last ones none behind them."""
-
-    pins: tuple[int, ...]
-    first: tuple[int, ...]
-    last: tuple[int, ...]
-
-
-def span(problem: Problem, pins: tuple[int, ...], to_end: bool = False) -> Span:
-    bits = sum(1 << v for v in pins)
-    first = tuple(v for v in pins if not problem.ancestors[v] & bits & ~(1 << v))
-    last = () if to_end else tuple(v for v in pins if not problem.descendants[v] & bits & ~(1 << v))
-    return Span(pins, first, last)
-
-
-@dataclass(frozen=True, eq=False)
-class Units:
-    """The tables of a problem in whole units; seconds that are paid `repeat` times are multiplied by it.
-
-    Attributes:
-        second, byte: Size of a unit of load and of memory.
-        relays: Nets that are relayed (their spans) with `transfer`, `send`, `receive`, (stages - 1, relays).
-        torn: Nets and states that cost something where they are torn, with `touch`, (stages, torn).
-        states: Users of states, with `update` (stages, states) and `state_bytes` (states,).
-        levels: Workspace that an item needs at least (or at most), by level: (level's items, rise above the level below).
-        limits: By stage; -1 where memory never binds.
-    """
-
-    problem: Problem
-    second: float
-    byte: float
-    work: Integers
-    relays: tuple[Span, ...]
-    transfer: Integers
-    send: Integers
-    receive: Integers
-    torn: tuple[Span, ...]
-    touch: Integers
-    users: tuple[tuple[int, ...], ...]
-    update: Integers
-    state_bytes: Integers
-    saved: Integers
-    due: Integers
-    kept: Integers
-    fill: Integers
-    fill_transfer: Integers
-    levels: tuple[tuple[tuple[int, ...], int], ...]
-    limits: tuple[int, ...]
-
-    @property
-    def bound_by_memory(self) -> bool:
-        return any(limit >= 0 for limit in self.limits)
-
-    def most(self) -> int:
-        """No load is larger."""
-        tables = (self.work, 2 * self.transfer, self.touch, self.update)
-        return 1 + sum(int(table.max(axis=0).sum()) for table in tables if table.size)
-
-
-def in_units(problem: Problem, load: float, up: bool) -> Units:
-    """The problem in units of `load` / RESOLUTION seconds, everything rounded up, or everything down."""
-    finite = problem.limits[np.isfinite(problem.limits)]
-    second, byte = max(load, 1e-300) / RESOLUTION, max(float(finite.max(initial=0.0)), 1.0) / RESOLUTION
-    rounded = np.ceil if up else np.floor
-
-    def counted(table: Floats, unit: float) -> Integers:
-        return np.asarray(rounded(table / unit)).astype(np.int64)
-
-    relays = [
-        n
-        for n, net in enumerate(problem.nets)
-        if not net.backward and any(table[:, n].any() for table in (problem.transfer, problem.send, problem.receive))
-    ]
-    touched = [n for n in range(len(problem.nets)) if problem.touch[:, n].any()]
-    shared = [r for r, users in enumerate(problem.users) if len(users) > 1]
-    synced = [r for r in shared if problem.sync[:, r].any()]
-    pins = [(problem.nets[n].producer, *problem.nets[n].readers) for n in touched]
-    single = [r for r, users in enumerate(problem.users) if len(users) == 1]
-    work = counted(_with_states(problem.repeat * problem.work, problem, single, problem.update), second)
-    bytes_of_states = np.tile(problem.state_bytes, (problem.stages, 1))
-    saved = counted(_with_states(problem.saved, problem, single, bytes_of_states), byte)
-    update, state_bytes = counted(problem.update, second), counted(bytes_of_states, byte)
-    return Units(
-        problem=problem,
-        second=second,
-        byte=byte,
-        work=work,
-        relays=tuple(
-            span(problem, (problem.nets[n].producer, *problem.nets[n].readers), problem.nets[n].to_end) for n in relays
-        ),
-        transfer=counted(problem.repeat * problem.transfer[:, relays], second),
-        send=counted(problem.send[:, relays], byte),
-        receive=counted(problem.receive[:, relays], byte),
-        torn=tuple(span(problem, p) for p in [*pins, *(problem.users[r] for r in synced)]),
-        touch=counted(
-            np.concatenate([problem.repeat * problem.touch[:, touched], problem.sync[:, synced]], axis=1), second
-        ),
-        users=tuple(problem.users[r] for r in shared),
-        update=update[:, shared],
-        state_bytes=state_bytes[0, shared],
-        saved=saved,
-        due=_with_states(work, problem, shared, update),
-        kept=_with_states(saved, problem, shared, state_bytes),
-        fill=counted(problem.fill_weight * problem.fill, second),
-        fill_transfer=counted(problem.fill_weight * problem.transfer[:, relays], second),
-        levels=tuple(_levels(problem.workspace, byte, up)),
-        limits=tuple(
-            -1 if memory_never_binds(problem, p) else math.floor(problem.limits[p] / byte) for p in problem.process
-        ),
-    )
-
-
-def _with_states(table: Floats, problem: Problem, states: list[int], costs: Floats) -> Floats:
-    """The table of items with what these states cost at the first of their users."""
-    whole = table.copy()
-    for r in states:
-        whole[:, problem.users[r][0]] += costs[:, r]
-    return whole
-
-
-def _levels(workspace: Floats, byte: float, up: bool) -> Iterable[tuple[tuple[int, ...], int]]:
-    """The largest distinct workspaces; what lies between two of them counts as the nearest in the direction asked for."""
-    distinct = sorted({float(w) for w in workspace if w > 0})
-    if len(distinct) > WORKSPACE_LEVELS:
-        picks = np.linspace(0, len(distinct) - 1, WORKSPACE_LEVELS).astype(int)
-        distinct = [distinct[i] for i in picks]
-    for below, level in pairwise([0.0, *distinct]):
-        reach = workspace > below if up else workspace >= level
-        steps = (math.ceil(level / byte) - math.ceil(below / byte)) if up else math.floor((level - below) / byte)
-        if steps:
-            yield tuple(int(v) for v in np.flatnonzero(reach)), steps
-
-
-@dataclass(frozen=True)
-class Payer:
-    """How a net is counted at a stage that may have its pins on both sides.
-
-    Attributes:
-        first, last: The two pins that count, the first before the last.
-        sign: +1 if the first pays, -1 if the last.
-        group: With sign +1 the first and other pins behind it, with -1 the last and others before it, such that no stage
-            has pins of the group on both sides: a stage that holds one of them pays too.
-    """
-
-    first: int
-    last: int
-    sign: int
-    group: Span | None = None
 
 
 NONE_PASS: Mapping[int, Payer] = {}
@@ -355,10 +195,10 @@ class Segment:
         """What J_j adds to the load of the stage s on one side of it: load_s >= seen_from(s + 1, s) - seen_from(s, s).
 
         Equal but for states with users in several stages, which count as their first user, and for nets with pins on
-        both sides of the stage: those cost it nothing or once, and would be counted twice. So this holds if none has; or if
-        all that have are `passing`. Of these, one of two pins pays: with c for each down-set between them, before and
-        after, a stage that holds the first is charged c, one with the last -c, and one between them nothing; with -c the
-        other way round. And c is charged for the group where it is torn, on the side where it is known to be in time.
+        both sides of the stage: those cost it nothing or once, and would be counted twice. So this holds if none has;
+        or if all that have are `passing`. Of these, one of two pins pays: with c for each down-set between them, on
+        both sides, a stage that holds the first is charged c, one with the last -c, one between them nothing; with -c
+        the other way round. And c for the group where it is torn, on the one side where a stage with a pin of it pays.
         """
         units = self.units
         sign = 1 if s < j else -1

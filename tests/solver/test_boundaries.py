@@ -13,9 +13,10 @@ from partition_oracle import legal, optimum, value_and_memory
 from random_problems import random_problem
 
 from autopart.solver.boundaries import solve_boundaries
+from autopart.solver.filling import least_filling
 from autopart.solver.frontiers import Frontiers
 from autopart.solver.problem import Net
-from autopart.solver.segment import RESOLUTION
+from autopart.solver.units import RESOLUTION
 
 SCHEDULES = ["1f1b", "gpipe"]
 
@@ -63,7 +64,7 @@ def check_limits(problem, exact):
         limit = math.ceil(RESOLUTION * (1 + slack) * (1 + 1e-9)) + 1
         missing = frontiers.missing(limit)
         assert missing is not None and missing <= 0
-        filling = frontiers.least_filling(limit) * frontiers.units.second
+        filling = least_filling(frontiers, limit) * frontiers.units.second
         within = [value - load - fill for load, value in found if load <= least * (1 + slack)]
         assert filling <= min(within) + 1e-6 * least
 
