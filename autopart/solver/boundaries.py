@@ -26,7 +26,7 @@ from autopart.solver.segment import Boundary, Segment, fixed, quiet_solver
 from autopart.solver.units import RESOLUTION, in_units
 
 # CP-SAT's deterministic seconds for one stage of a plan, and its accuracy as a share of the load.
-WORK_OF_STAGE, ACCURACY = 1.0, 1e-5
+WORK_OF_STAGE, ACCURACY = 0.2, 1e-4
 # A load of less than this share of the filling does not matter.
 FEWEST_SECONDS = 1e-6
 # The first plan is sought at this multiple of the lower bound, and so many times, until its load is this multiple of

@@ -31,10 +31,10 @@ from autopart.solver.units import RESOLUTION, Span, in_units
 from autopart.solver.windows import windows
 
 # A maximum may be off by this share of the load.
-ACCURACY = 1e-5
+ACCURACY = 3e-5
 # CP-SAT's deterministic seconds for one maximum, for one question whether a stage that nets pass is of use,
 # and for one maximum over a whole stage.
-WORK_OF_MAXIMUM, WORK_OF_QUESTION, WORK_OF_STAGE = 4.0, 0.5, 6.0
+WORK_OF_MAXIMUM, WORK_OF_QUESTION, WORK_OF_STAGE = 1.0, 0.5, 6.0
 # A maximum is first sought this share of the load beyond the one before: that decides many items in advance.
 LIKELY = 0.5
 # Done at a boundary that no stage can reach.
