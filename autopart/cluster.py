@@ -109,6 +109,10 @@ class Cluster:
                 raise UsageError(f"tensors are split evenly over equal devices, and a group of {size} has {names}")
         return replace(self, devices=self.devices[::size], nodes=self.nodes[::size], inside=self.group_link(size))
 
+    def reordered(self, order: Sequence[int]) -> Cluster:
+        """The same devices in another order."""
+        return replace(self, devices=tuple(self.devices[i] for i in order), nodes=tuple(self.nodes[i] for i in order))
+
     def group_link(self, size: int) -> Link:
         """The link between `size` consecutive ranks: that between machines if any group of them spans two."""
         groups = [self.nodes[first : first + size] for first in range(0, len(self) - size + 1, size)]

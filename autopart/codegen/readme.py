@@ -6,11 +6,17 @@ import re
 
 from autopart.codegen.files import milliseconds, size
 from autopart.codegen.opaque import OpaqueCalls
-from autopart.codegen.table import tensor_degree
+from autopart.codegen.table import ranks_of, tensor_degree
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
 from autopart.sharding import LocalGraph, describe
+
+
+def _order(plan: Plan) -> list[str]:
+    """Where devices come in another order than their numbers'."""
+    ranks = ", ".join(map(str, ranks_of(plan)))
+    return [f"The pipeline goes through torchrun's ranks in this order: {ranks}.", ""] if ranks else []
 
 
 def readme(graph: Graph, plan: Plan, libraries: list[str], opaque: OpaqueCalls) -> str:
@@ -38,6 +44,7 @@ def readme(graph: Graph, plan: Plan, libraries: list[str], opaque: OpaqueCalls) 
         "",
         "Without `--weights` the weights are random; `train.py --help` lists the options.",
         "",
+        *_order(plan),
         *(_tensor_ranks(graph, places) if isinstance(graph, LocalGraph) else ()),
         "| stage | operations | parameters | forward | backward | communication | peak memory | limit |",
         "|---|---|---|---|---|---|---|---|",

@@ -15,6 +15,7 @@ from autopart.codegen.program import SELECT, Program, Value
 from autopart.codegen.split_backward import may_split_backward
 from autopart.graph import Graph
 from autopart.plan import Plan
+from autopart.runtime.schedules import SCHEDULES
 from autopart.sharding import LocalGraph, Split, alike
 
 
@@ -135,6 +136,7 @@ def pipeline_file(
         "    names=NAMES,",
         "    initialization=INITIALIZATION,",
         *_tensor_ranks(graph),
+        *([f"    ranks={literal(ranks)},"] if (ranks := ranks_of(plan)) else []),
         ")",
     ]
     text = "\n".join(out) + "\n"
@@ -144,6 +146,15 @@ def pipeline_file(
     if "torch." not in text:
         text = text.replace("import torch\n\n", "", 1)
     return text
+
+
+def ranks_of(plan: Plan) -> tuple[int, ...]:
+    """Process -> rank of torchrun, counted among the devices that are used; empty where they come in order."""
+    per_process = SCHEDULES[plan.strategy.schedule].stages_per_process
+    places = len(plan.per_stage) // per_process
+    devices = [device for stage in plan.per_stage[:places] for device in stage.devices]
+    used = sorted(devices)
+    return () if devices == used else tuple(used.index(device) for device in devices)
 
 
 def _tensor_ranks(graph: Graph) -> list[str]:

@@ -127,6 +127,8 @@ class Pipeline:
             without an entry are whole on every rank.
         coarsest: The least exact dtype in which the split model computes (in autocast regions, say): sums of another
             order differ by its rounding. None: `dtype`.
+        ranks: Place in the pipeline (and tensor rank in it) -> rank of torchrun that takes it, where devices are not
+            alike and their order was chosen; empty: as they come.
     """
 
     model: str
@@ -149,6 +151,7 @@ class Pipeline:
     tensor: int = 1
     shards: Mapping[str, Shard] = field(default_factory=dict)
     coarsest: torch.dtype | None = None
+    ranks: tuple[int, ...] = ()
 
     @property
     def size(self) -> str:

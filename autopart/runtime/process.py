@@ -127,8 +127,12 @@ class Process:
 
 
 @contextmanager
-def joined(timeout_s: float) -> Iterator[Process]:
-    """Join the processes that torchrun started (gloo on CPUs, NCCL on GPUs); alone where it started none."""
+def joined(timeout_s: float, ranks: Sequence[int] = ()) -> Iterator[Process]:
+    """Join the processes that torchrun started (gloo on CPUs, NCCL on GPUs); alone where it started none.
+
+    Args:
+        ranks: Process -> rank of torchrun (see `interface.Pipeline`); as they come, if there are not so many.
+    """
     count = int(os.environ.get("WORLD_SIZE", "1"))
     number = int(os.environ.get("RANK", "0"))
     device = _device()
@@ -136,6 +140,7 @@ def joined(timeout_s: float) -> Iterator[Process]:
         yield Process(0, 1, device)
         return
     store, number, count = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+    number = number_of(number, count, ranks)
     process = Process(number, count, device, dist.PrefixStore("autopart", store), timeout_s)
     _watch(process)
     dist.init_process_group(
@@ -148,6 +153,11 @@ def joined(timeout_s: float) -> Iterator[Process]:
     )
     yield process
     dist.destroy_process_group()
+
+
+def number_of(rank: int, count: int, ranks: Sequence[int]) -> int:
+    """The process that torchrun's rank is among `count`."""
+    return ranks.index(rank) if len(ranks) == count else rank
 
 
 def _watch(process: Process) -> None:

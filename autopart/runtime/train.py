@@ -26,7 +26,7 @@ from .errors import INPUT_FILE, PackageError
 from .initialization import initialize
 from .interface import Pipeline
 from .mesh import make_mesh
-from .process import Process, joined
+from .process import Process, joined, number_of
 from .schedules import SCHEDULES
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,14 +36,15 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}
 @record
 def main(pipeline: Pipeline, arguments: list[str] | None = None) -> None:
     """Parse the command line and train; the exit status is 2 for a wrong argument and 7 for a wrong file."""
-    first = int(os.environ.get("RANK", "0")) == 0
+    rank, count = (int(os.environ.get(name, alone)) for name, alone in (("RANK", "0"), ("WORLD_SIZE", "1")))
+    first = number_of(rank, count, pipeline.ranks) == 0
     with nullcontext() if first else redirect_stderr(io.StringIO()):
         options = parser(pipeline).parse_args(arguments)
     debugging = bool(os.environ.get("AUTOPART_DEBUG"))
     if not debugging:
         # It prints its whole plan for every error; the reason is told in one line instead.
         logging.getLogger("torch.distributed.pipelining.schedules").setLevel(logging.CRITICAL)
-    with joined(options.timeout_s) as process:
+    with joined(options.timeout_s, pipeline.ranks) as process:
         try:
             run(pipeline, options, process)
         except PackageError as error:

@@ -115,12 +115,13 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
     stages = []
     for s, process in enumerate(problem.process):
         own = [node for node, stage in zip(calls, choice.assignment, strict=True) if stage == s]
-        times = [costs.times[cluster.devices[process].name][node.name] for node in own]
+        device = choice.lowered.devices[process]
+        times = [costs.times[cluster.devices[device].name][node.name] for node in own]
         held = [key for r, key in enumerate(choice.lowered.states) if result.held[s, r] and key in graph.state]
         parameters = [graph.state[key] for key in held if graph.state[key].kind == "parameter"]
         stages.append(
             StagePlan(
-                devices=(process,),
+                devices=(device,),
                 nodes=len(own),
                 parameters=sum(p.tensor.numel() for p in parameters),
                 parameter_bytes=sum(p.bytes for p in parameters),

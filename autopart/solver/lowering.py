@@ -43,6 +43,7 @@ class Lowered:
         values: Net -> the node whose value it is.
         states: State of the problem -> key of `Graph.state`, or name of the model's input.
         blocks: Block of the problem -> its label.
+        devices: Process -> number of its device in the cluster.
     """
 
     problem: Problem
@@ -51,7 +52,8 @@ class Lowered:
     values: tuple[fx.Node, ...]
     states: tuple[str, ...]
     sliced: NDArray[np.bool_]
-    blocks: tuple[str, ...] = ()
+    blocks: tuple[str, ...]
+    devices: tuple[int, ...]
 
 
 def usable_bytes(device: Device) -> int:
@@ -59,8 +61,12 @@ def usable_bytes(device: Device) -> int:
     return int(device.memory_bytes * (1 - RESERVE_SHARE))
 
 
-def lower(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stages: int) -> Lowered:
-    """State the partition of `graph` into `stages` stages over the first devices of `cluster`."""
+def lower(
+    graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stages: int, order: Sequence[int] | None = None
+) -> Lowered:
+    """State the partition of `graph` into `stages` stages over the first devices of `cluster`, in an order of them."""
+    order = range(len(cluster)) if order is None else order
+    cluster = cluster.reordered(order)
     calls = tuple(graph.primary.calls)
     item = {node: i for i, node in enumerate(calls)}
     process = processes_of_stages(workload.schedule, stages)
@@ -106,7 +112,8 @@ def lower(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stag
         if offer is not None:
             labels, problem = offer[0], replace(problem, blocks=offer[1])
     states = tuple(key for key, _ in holders)
-    return Lowered(problem, calls, _groups(graph, item), tuple(values), states, slices < wholes, labels)
+    groups, sliced = _groups(graph, item), slices < wholes
+    return Lowered(problem, calls, groups, tuple(values), states, sliced, labels, tuple(order))
 
 
 def _table(rows: Sequence[Sequence[float] | Floats], columns: int) -> Floats:

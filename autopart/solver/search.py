@@ -17,6 +17,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from autopart.solver.boundaries import solve_boundaries
 from autopart.solver.bounds import containment_bound, simple_bound
 from autopart.solver.down_sets import solve_down_sets
@@ -38,6 +40,8 @@ ITEMS_FOR_ALL = 500
 ITEMS_AS_THEY_ARE, RUNS = 2000, 400
 # Share of the time limit that first plans may take.
 FIRST_SHARE = 0.4
+# And what the same problem without memory limits may take.
+FREE_SHARE = 0.3
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
 # any machine of today: then two runs stop at the same place.
 WORK_PER_SECOND = 0.05
@@ -122,34 +126,47 @@ def search(
             small, united = _narrowed(small, united, answer.value, without)
             narrowed_at = answer.value
         answer = _spread(layer(small, _gathered(answer, united), budget), united)
-    if answer.open(tolerance) and answer.stopped_by == "proof":
+    if answer.open(tolerance):
         answer = dataclasses.replace(answer, stopped_by="time limit" if budget.left <= 0 else "work limit")
     return _spread(_evened(small, _gathered(answer, united), tolerance), united)
 
 
 def search_any(
-    problems: Sequence[Problem], tolerance: float, time_limit_s: float, without: Collection[str] = ()
+    problems: Sequence[Problem],
+    tolerance: float,
+    time_limit_s: float,
+    start: tuple[int, Sequence[int]] | None = None,
+    without: Collection[str] = (),
 ) -> tuple[int, Answer]:
     """The best plan of several problems, of which any may be solved; the bound holds for all of them.
 
     The problems are alternative shapes: orders of unequal devices, numbers of stages or of microbatches. First plans of
     all of them come first, for the best of these is the cap under which most of the others close at once.
 
+    Args:
+        start: A first plan, and which problem it is one of.
+
     Returns:
         Which problem has the plan, and the answer.
     """
-    start = time.monotonic()
+    begin = time.monotonic()
+    starts = {} if start is None else dict([start])
+    if len(problems) == 1:
+        return 0, search(problems[0], tolerance, time_limit_s, starts.get(0), without=without)
     shallow = {*DEEP, *NARROWINGS, *without}
-    first = [search(problem, tolerance, time_limit_s / 4, without=shallow) for problem in problems]
+    first = [
+        search(problem, tolerance, time_limit_s / 4, starts.get(i), without=shallow)
+        for i, problem in enumerate(problems)
+    ]
     order = sorted(range(len(problems)), key=lambda i: (first[i].value, first[i].bound, i))
     best, answer = order[0], first[order[0]]
     bounds, reasons = [], set()
     for rank, i in enumerate(order):
         found = first[i]
         if answer.value * (1 - tolerance) > found.bound:
-            left = max(0.0, time_limit_s - (time.monotonic() - start)) / (len(problems) - rank)
+            left = max(0.0, time_limit_s - (time.monotonic() - begin)) / (len(problems) - rank)
             known = found.assignment if found.value <= answer.value else None
-            found = search(problems[i], tolerance, left, known, answer.value, without)
+            found = search(problems[i], tolerance, left, known, answer.value, {"first plans", *without})
             if found.assignment is not None and found.value <= answer.value:
                 best, answer = i, found
             reasons.add(found.stopped_by)
@@ -231,8 +248,22 @@ def _down_sets(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     return _raised(_better(problem, answer, assignment), bound, "dynamic programming over down-sets")
 
 
+def _without_limits(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """Where blocks may be computed again: a problem without limits need not, and its bound is one with them, too.
+
+    Often its plan fits as it is, or with few blocks computed again.
+    """
+    if problem.blocks is None:
+        return answer
+    free = dataclasses.replace(problem, blocks=None, limits=np.full(problem.processes, np.inf))
+    found = search(free, budget.tolerance / 2, FREE_SHARE * budget.seconds, answer.assignment)
+    return _raised(_better(problem, answer, found.assignment), found.bound, found.method)
+
+
 def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
-    """Wide graphs, one boundary at a time."""
+    """Wide graphs, one boundary at a time; not where blocks may be computed again (`_without_limits` does it there)."""
+    if problem.blocks is not None:
+        return answer
     work = BOUNDARY_WORK_PER_SECOND * budget.seconds
     found = solve_boundaries(problem, budget.tolerance, answer.assignment, work, budget.deadline)
     if found is None:
@@ -242,8 +273,8 @@ def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 
 
 def _neighbourhoods(problem: Problem, answer: Answer, budget: Budget) -> Answer:
-    """Adjacent stages assigned anew."""
-    if answer.assignment is None:
+    """Adjacent stages assigned anew, where nothing may be computed again."""
+    if answer.assignment is None or problem.blocks is not None:
         return answer
     return _better(problem, answer, improve(problem, answer.assignment, NEIGHBOUR_WORK_PER_SECOND * budget.seconds))
 
@@ -251,21 +282,18 @@ def _neighbourhoods(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 def _program(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Ask for plans better than the best by the tolerance, until it is proven that there are none."""
     work = WORK_PER_SECOND * budget.seconds
-    while answer.open(budget.tolerance):
-        if budget.left <= 0:
-            return dataclasses.replace(answer, stopped_by="time limit")
+    while answer.open(budget.tolerance) and budget.left > 0:
         none = math.isinf(answer.value)
         # A little above what has to be excluded, so that rounding cannot leave the gap a hair too wide.
         cap = None if none else answer.value * (1 - 0.9 * budget.tolerance)
         scale = ceiling(problem) / 100 if none else answer.value
         result = solve_program(problem, cap, scale, budget.left, work, budget.tolerance / 2)
         work -= result.work
-        if result.bound > answer.bound:
-            answer = dataclasses.replace(answer, bound=result.bound, method="the integer program")
+        answer = _raised(answer, result.bound, "the integer program")
         improved = _better(problem, answer, result.assignment)
         if not result.complete or (improved is answer and answer.open(budget.tolerance)):
             # Out of time, or solved at the resolution of its integers with nothing that holds in floats.
-            return dataclasses.replace(improved, stopped_by="time limit" if budget.left <= 0 else "work limit")
+            return improved
         answer = improved
     return answer
 
@@ -282,10 +310,11 @@ NARROWINGS: dict[str, Callable[[Problem, float], tuple[Problem, list[int]]]] = {
 DEEP: dict[str, Layer] = {
     "more plans": _first_plans,
     "company": _company,
+    "without limits": _without_limits,
     "down-sets": _down_sets,
+    "integer program": _program,
     "boundaries": _boundaries,
     "neighbourhoods": _neighbourhoods,
-    "integer program": _program,
 }
 
 

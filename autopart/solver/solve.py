@@ -15,12 +15,12 @@ from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver.bounds import simple_bound
 from autopart.solver.describe import Choice, describe
+from autopart.solver.device_orders import device_orders
 from autopart.solver.granularity import Granularity, block_groups
 from autopart.solver.infeasible import explain
 from autopart.solver.lowering import Lowered, lower
-from autopart.solver.recomputing_search import search_recomputing
 from autopart.solver.reductions import condense
-from autopart.solver.search import Answer, first_plan, search
+from autopart.solver.search import Answer, first_plan, search_any
 from autopart.workload import OPTIMIZER_STATES, Workload
 
 GRANULARITIES = ("auto", "block", "operator")
@@ -194,76 +194,91 @@ class _Request:
     def best(self, stages: int, time_limit_s: float) -> Choice:
         """The plan with exactly this many stages, cut as the granularity says."""
         start = time.monotonic()
-        lowered = lower(self.graph, self.costs, self.cluster, self.workload, stages)
-        blocks = [tuple(calls) for calls in block_groups(self.graph, lowered.calls).values()]
-        answers: dict[Granularity, tuple[Answer, list[int]]] = {}
+        shapes = self._shapes(stages)
+        groups = shapes[0].groups
+        blocks = [tuple(calls) for calls in block_groups(self.graph, shapes[0].calls).values()]
+        answers: dict[Granularity, _Found] = {}
         if self.granularity != "operator" and (blocks or self.granularity == "block"):
-            found = self._search(lowered, [*lowered.groups, *blocks], time_limit_s * SIDE_SHARE, None)
-            if found is not None and found[0].assignment is not None:
+            found = self._search(shapes, [*groups, *blocks], time_limit_s * SIDE_SHARE, None)
+            if found is not None and (found.answer.assignment is not None or self.granularity == "block"):
                 answers["block"] = found
         if self.granularity != "block":
-            first = _by_call(*answers["block"]) if "block" in answers else None
-            found = self._search(lowered, lowered.groups, time_limit_s - (time.monotonic() - start), first)
+            first = answers.get("block")
+            found = self._search(shapes, groups, time_limit_s - (time.monotonic() - start), first)
             if found is not None:
                 answers["operator"] = found
-        return self._choose(lowered, answers)
+        return self._choose(shapes, answers)
+
+    def _shapes(self, stages: int) -> list[Lowered]:
+        """The problem for each order of the devices; more than one only where they are not alike."""
+        orders = device_orders(self.cluster)
+        return [lower(self.graph, self.costs, self.cluster, self.workload, stages, order) for order in orders]
 
     def _search(
-        self, lowered: Lowered, groups: Sequence[tuple[int, ...]], limit: float, first: Sequence[int] | None
-    ) -> tuple[Answer, list[int]] | None:
-        """The best plan with these items united, and the united item of each call; None if there are too few."""
-        problem, united = condense(lowered.problem, groups)
-        if problem.items < problem.stages:
+        self, shapes: Sequence[Lowered], groups: Sequence[tuple[int, ...]], limit: float, first: _Found | None
+    ) -> _Found | None:
+        """The best plan with these items united; None if there are too few of them."""
+        condensed = [condense(lowered.problem, groups) for lowered in shapes]
+        problems, united = [problem for problem, _ in condensed], condensed[0][1]
+        if problems[0].items < problems[0].stages:
             return None
         start = None
         if first is not None:
-            start = [0] * problem.items
-            for call, into in enumerate(united):
-                start[into] = first[call]
-        find = search if problem.blocks is None else search_recomputing
-        return find(problem, self.tolerance, limit, start), united
+            stage = dict(zip(united, first.by_call, strict=True))
+            start = first.which, [stage[item] for item in range(problems[0].items)]
+        which, answer = search_any(problems, self.tolerance, limit, start)
+        return _Found(which, answer, united)
 
-    def _choose(self, lowered: Lowered, answers: dict[Granularity, tuple[Answer, list[int]]]) -> Choice:
-        stages = lowered.problem.stages
+    def _choose(self, shapes: Sequence[Lowered], answers: dict[Granularity, _Found]) -> Choice:
+        stages = shapes[0].problem.stages
         if not answers:
-            places = condense(lowered.problem, lowered.groups)[0].items
+            places = condense(shapes[0].problem, shapes[0].groups)[0].items
             between = " between blocks" if self.granularity == "block" else ""
             raise CaptureError(
                 f"{self.graph.name} cannot be cut{between} into {stages} stages",
                 f"At most {places} stages are possible where cuts may fall anywhere legal; ask for fewer stages"
                 + (', or for granularity "operator" or "auto".' if between else "."),
             )
-        values = {name: answer.value for name, (answer, _) in answers.items() if answer.assignment is not None}
+        values = {name: found.answer.value for name, found in answers.items() if found.answer.assignment is not None}
         if not values:
-            answer, _ = next(iter(answers.values()))
-            if answer.bound == inf:
-                raise _DoesNotFit(lowered)
+            if next(iter(answers.values())).answer.bound == inf:
+                raise _DoesNotFit(shapes[0])
             raise LimitError(
                 f"no plan for {stages} stages was found within the time limit, and none was proven impossible",
                 "Raise the time limit, or ask for fewer microbatches or more devices.",
             )
         name = min(values, key=lambda n: (values[n], n))
-        bound_of = answers.get("operator", answers[name])[0]
+        bound_of = answers.get("operator", answers[name]).answer
         if self.granularity == "auto" and "block" in values:
             # What operators may gain at most: by the proof where there is one, else by the best plan known.
             best = bound_of.bound if bound_of.stopped_by == "proof" else values[name]
             if values["block"] - best <= self.threshold * values["block"]:
                 name = "block"
-        chosen, united = answers[name]
+        chosen = answers[name]
         others: dict[str, float] = {other: value for other, value in values.items() if other != name}
         return Choice(
-            lowered=lowered,
-            assignment=tuple(_by_call(chosen, united)),
-            value=chosen.value,
-            bound=min(bound_of.bound, chosen.value),
+            lowered=shapes[chosen.which],
+            assignment=chosen.by_call,
+            value=chosen.answer.value,
+            bound=min(bound_of.bound, chosen.answer.value),
             stopped_by=bound_of.stopped_by,
             granularity=name,
             alternatives=others,
-            best_of_granularity=chosen.bound,
+            best_of_granularity=chosen.answer.bound,
             method=bound_of.method,
         )
 
 
-def _by_call(answer: Answer, united: Sequence[int]) -> list[int]:
-    assert answer.assignment is not None
-    return [answer.assignment[item] for item in united]
+@dataclasses.dataclass(frozen=True)
+class _Found:
+    """What a search over shapes found: the shape, the answer for its united items, and each call's united item."""
+
+    which: int
+    answer: Answer
+    united: Sequence[int]
+
+    @property
+    def by_call(self) -> tuple[int, ...]:
+        """The stage of each call."""
+        assert self.answer.assignment is not None
+        return tuple(self.answer.assignment[item] for item in self.united)
