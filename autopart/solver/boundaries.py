@@ -174,7 +174,7 @@ class _Search:
 
     def polish(self) -> None:
         if self.best is not None and self.open():
-            self.offer(improve(self.problem, self.best, min(self.work, WORK_OF_POLISH)))
+            self.offer(improve(self.problem, self.best, min(self.work, WORK_OF_POLISH), self.deadline))
 
     def built(self, load: float, weight: float = 0.0) -> tuple[int, ...] | None:
         """A plan whose stages, all but the last, are within the load and take the most; None if one finds nothing."""

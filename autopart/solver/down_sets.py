@@ -12,6 +12,7 @@ keeps few of the down-sets for each boundary, and few pairs of them for each sta
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -44,15 +45,24 @@ CAPS = (1.02, 1.1, 1.3, 2.0, 4.0, 16.0, math.inf)
 
 
 def solve_down_sets(
-    problem: Problem, tolerance: float, cap: float = math.inf, most_pairs: int = MOST_PAIRS
+    problem: Problem,
+    tolerance: float,
+    cap: float = math.inf,
+    most_pairs: int = MOST_PAIRS,
+    deadline: float = math.inf,
 ) -> tuple[list[int] | None, float] | None:
     """The best assignment that costs less than `cap`, and a lower bound.
+
+    Args:
+        most_pairs: Of down-sets that are looked at.
+        deadline: In seconds of `time.monotonic`; looked at between blocks of pairs.
 
     Returns:
         An assignment that costs less than the cap, and a bound within `tolerance` of its cost: no assignment costs less
         than the bound. No assignment, if none costs less than the cap by more than the tolerance; then the bound is
         within `tolerance` of the cap, or infinite, where no cap was given and nothing fits. None if the graph has too
-        many down-sets or pairs of them, or if processes hold several stages: then a load is not of one interval.
+        many down-sets, or pairs of them for the work or the time, or if processes hold several stages: then a load is
+        not of one interval.
     """
     if problem.processes != problem.stages:
         return None
@@ -60,7 +70,7 @@ def solve_down_sets(
     caps = (cap,) if math.isfinite(cap) else tuple(lowest * c for c in CAPS) if lowest else (cap,)
     for limit in caps:
         family = _family(problem, limit)
-        found = None if family is None else _best(problem, family, tolerance, limit, most_pairs)
+        found = None if family is None else _best(problem, family, tolerance, limit, most_pairs, deadline)
         if found is None:
             return None
         assignment, bound = found
@@ -70,7 +80,7 @@ def solve_down_sets(
 
 
 def _best(
-    problem: Problem, family: _Family, tolerance: float, cap: float, most_pairs: int
+    problem: Problem, family: _Family, tolerance: float, cap: float, most_pairs: int, deadline: float
 ) -> tuple[list[int] | None, float] | None:
     """The best assignment below the cap along the family, and a bound; None if that is too much work."""
     if problem.blocks is not None:
@@ -78,7 +88,7 @@ def _best(
             return None
         assignment, bound = best_recomputing(problem, family.inside, tolerance)
         return (assignment if assignment and score(problem, assignment).step_s < cap else None), bound
-    table = _band(problem, family, cap, most_pairs)
+    table = _band(problem, family, cap, most_pairs, deadline)
     if table is None:
         return None
     chain, bound = table.optimum(tolerance)
@@ -143,7 +153,7 @@ def _family(problem: Problem, cap: float) -> _Family | None:
     return _Family(inside[some], done[some], slowness)
 
 
-def _band(problem: Problem, family: _Family, cap: float, most_pairs: int) -> Intervals | None:
+def _band(problem: Problem, family: _Family, cap: float, most_pairs: int, deadline: float) -> Intervals | None:
     """The stages that a plan of at most `cap` may have, and no few others; None if there are too many to look at."""
     inside, done, slowness = family.inside, family.done, family.slowness
     costs = StageCosts(problem, inside)
@@ -163,7 +173,7 @@ def _band(problem: Problem, family: _Family, cap: float, most_pairs: int) -> Int
         reached = np.flatnonzero(np.isfinite(worst))
         for before, after in _blocks(done, reached, np.flatnonzero(window), limit / slowness[s] + room):
             looked += len(before) * len(after)
-            if looked > most_pairs or kept > MOST_KEPT:
+            if looked > most_pairs or kept > MOST_KEPT or time.monotonic() > deadline:
                 return None
             load = costs.load(s, before, after)
             within = load <= limit * (1 + ROUNDING)

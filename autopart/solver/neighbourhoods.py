@@ -7,6 +7,8 @@ same step time the sorted loads, smaller; the search ends when no window has one
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,12 +29,13 @@ PRIORITY = 1000
 LEAST_GAIN = 1e-6
 
 
-def improve(problem: Problem, assignment: Sequence[int], work: float) -> tuple[int, ...]:
+def improve(problem: Problem, assignment: Sequence[int], work: float, deadline: float = math.inf) -> tuple[int, ...]:
     """A plan at least as good, with no better one in any window unless the work ran out.
 
     Args:
         assignment: A legal plan that fits (one that does not fit comes back as it is).
         work: In CP-SAT's deterministic seconds.
+        deadline: In seconds of `time.monotonic`; looked at between windows.
     """
     best = tuple(int(s) for s in assignment)
     value = score(problem, best)
@@ -41,7 +44,7 @@ def improve(problem: Problem, assignment: Sequence[int], work: float) -> tuple[i
     units = in_units(problem, max(value.step_s, 1e-300), up=True)
     widths = [width for width in WIDTHS if width <= problem.stages]
     settled: set[tuple[int, int]] = set()
-    while work > 0:
+    while work > 0 and time.monotonic() < deadline:
         open_windows = [
             (s, width) for width in widths for s in range(problem.stages - width + 1) if (s, width) not in settled
         ]

@@ -40,8 +40,8 @@ ITEMS_FOR_ALL = 500
 ITEMS_AS_THEY_ARE, RUNS = 2000, 400
 # Share of the time limit that first plans may take.
 FIRST_SHARE = 0.4
-# And what the same problem without memory limits may take.
-FREE_SHARE = 0.3
+# And what dynamic programming over down-sets, and the same problem without memory limits, may take.
+DOWN_SHARE, FREE_SHARE = 0.5, 0.3
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
 # any machine of today: then two runs stop at the same place.
 WORK_PER_SECOND = 0.05
@@ -93,6 +93,10 @@ class Budget:
     @property
     def left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def until(self, share: float) -> float:
+        """The deadline of a layer that may take so much of the time limit."""
+        return min(self.deadline, time.monotonic() + share * self.seconds)
 
 
 Layer = Callable[[Problem, Answer, Budget], Answer]
@@ -231,7 +235,7 @@ def _raised(answer: Answer, bound: float, method: str) -> Answer:
 
 def _first_plans(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """The best plan along a few orders, then along orders that keep its stages; of a large problem, of its runs."""
-    deadline = min(budget.deadline, time.monotonic() + FIRST_SHARE * budget.seconds)
+    deadline = budget.until(FIRST_SHARE)
     small, united = coarsened(problem, RUNS) if problem.items > ITEMS_AS_THEY_ARE else (problem, range(problem.items))
     start = answer.assignment if small is problem else None
     assignment, _ = first_plan(small, answer.bound * (1 + budget.tolerance), deadline, start)
@@ -241,7 +245,7 @@ def _first_plans(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 def _down_sets(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Exact dynamic programming, where the down-sets are few."""
     # Plans as good as the best known are let through, so that rounding cannot leave the gap a hair too wide.
-    exact = solve_down_sets(problem, budget.tolerance, answer.value * (1 + ROUNDING))
+    exact = solve_down_sets(problem, budget.tolerance, answer.value * (1 + ROUNDING), deadline=budget.until(DOWN_SHARE))
     if exact is None:
         return answer
     assignment, bound = exact
@@ -276,7 +280,8 @@ def _neighbourhoods(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Adjacent stages assigned anew, where nothing may be computed again."""
     if answer.assignment is None or problem.blocks is not None:
         return answer
-    return _better(problem, answer, improve(problem, answer.assignment, NEIGHBOUR_WORK_PER_SECOND * budget.seconds))
+    work = NEIGHBOUR_WORK_PER_SECOND * budget.seconds
+    return _better(problem, answer, improve(problem, answer.assignment, work, budget.deadline))
 
 
 def _program(problem: Problem, answer: Answer, budget: Budget) -> Answer:

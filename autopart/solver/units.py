@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from autopart.solver.intervals import memory_never_binds
 from autopart.solver.problem import Floats, Problem
 
 Integers = NDArray[np.int64]
+Number = TypeVar("Number", np.int64, np.float64)
 
 # Steps of a load, and of a memory limit.
 RESOLUTION = 100_000_000
@@ -137,7 +139,9 @@ def in_units(problem: Problem, load: float, up: bool) -> Units:
     )
 
 
-def _with_states(table: Floats, problem: Problem, states: list[int], costs: Floats) -> Floats:
+def _with_states(
+    table: NDArray[Number], problem: Problem, states: list[int], costs: NDArray[Number]
+) -> NDArray[Number]:
     """The table of items with what these states cost at the first of their users."""
     whole = table.copy()
     for r in states:

@@ -15,8 +15,8 @@ from random_problems import random_problem, with_blocks
 from autopart.solver.down_sets import down_sets
 from autopart.solver.recomputation import least_added
 from autopart.solver.recomputed_stages import best_recomputing
-from autopart.solver.recomputing_search import search_recomputing
 from autopart.solver.score import score
+from autopart.solver.search import search
 
 SEEDS = st.integers(0, 10**6)
 number = st.one_of(st.integers(1, 3).map(float), st.floats(0.1, 3.0))
@@ -83,8 +83,8 @@ def test_the_search_finds_the_optimum(seed: int, schedule: str, chains: bool) ->
     best = optimum(problem)
     with pytest.MonkeyPatch.context() as patch:
         if not chains:  # the integer program has to do it
-            patch.setattr("autopart.solver.recomputing_search.MOST_DOWN_SETS", 0)
-        answer = search_recomputing(problem, 1e-3, 20.0)
+            patch.setattr("autopart.solver.down_sets.MOST_TABULATED", 0)
+        answer = search(problem, 1e-3, 20.0)
     assert answer.bound <= best * (1 + 1e-9)
     if answer.assignment is None:
         assert math.isinf(best)
