@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from autopart.cluster import Cluster
-from autopart.codegen import emit, obstacle
+from autopart.codegen import emit, obstacle, recomputable
 from autopart.costs import Costs
 from autopart.degrees import plan_degrees
 from autopart.errors import UsageError
@@ -154,13 +154,14 @@ def partition(
         dtype=_as_dtype(dtype),
         check=check,
     )
+    may_recompute = recomputable if recompute == "auto" else None
     outcomes: Outcomes = {}
     count = microbatches if isinstance(microbatches, int) else _first_count(rows, wanted_stages)
     with _clock(seconds, "trace"):
         graph = _noted(capture(microbatches=count), batch.notes)
     if microbatches == "auto" and rows > 1:
         with _clock(seconds, "microbatches"):
-            workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, recompute == "auto")
+            workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, may_recompute)
             best = choose_count(graph, cluster, workload, tensor=tensor, stages=stages, outcomes=outcomes)
         if best.count != count:
             with _clock(seconds, "trace"):
@@ -170,7 +171,7 @@ def partition(
         costs = profile(graph, cluster, outcomes=outcomes)
     count = rows // graph.microbatch_size
     schedule = schedule_for(schedule, count, wanted_stages)
-    workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, recompute == "auto")
+    workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, may_recompute)
     with _clock(seconds, "solve"):
         planned = plan_degrees(
             graph,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from autopart.graph import Mode
+from autopart.graph import Graph, Mode
 
 # Optimizer -> how many values of state it keeps for each trained parameter, in the parameter's dtype.
 OPTIMIZER_STATES = {"sgd": 0, "sgd-momentum": 1, "adam": 2, "adamw": 2}
@@ -19,7 +20,8 @@ class Workload:
         microbatch_size: Rows in one of them.
         schedule: Name of the pipeline schedule, lower case ("gpipe", "1f1b", ...; see `autopart.schedules`).
         optimizer: A key of `OPTIMIZER_STATES`.
-        recompute: Whether backward may compute blocks again, where that is needed to fit, or pays.
+        recomputable: Says of each block of a graph why backward cannot compute it again under a schedule, None where it
+            can (`codegen.recomputable`); it then does where that is needed to fit, or pays. None: nothing is.
     """
 
     mode: Mode
@@ -27,7 +29,7 @@ class Workload:
     microbatch_size: int
     schedule: str
     optimizer: str
-    recompute: bool = False
+    recomputable: Callable[[Graph, str], Mapping[str, str | None]] | None = None
 
     @property
     def global_batch(self) -> int:

@@ -2,5 +2,6 @@
 
 from autopart.codegen.obstacles import obstacle
 from autopart.codegen.package import emit
+from autopart.codegen.recomputed import recomputable
 
-__all__ = ["emit", "obstacle"]
+__all__ = ["emit", "obstacle", "recomputable"]

@@ -15,12 +15,12 @@ from autopart.codegen.conversions import settle
 from autopart.codegen.frames import Frame, build_frames
 from autopart.codegen.placement import place
 from autopart.codegen.program import SELECT, Op, Value, build_program, memory_of
+from autopart.effects import HIDDEN_MUTATIONS
 from autopart.errors import UsageError
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime import split_operators
 from autopart.runtime.schedules import SCHEDULES
-from autopart.tracer.effects import HIDDEN_MUTATIONS
 
 # Operators and functions that change arguments without saying so in a schema, as in `HIDDEN_MUTATIONS`.
 _HIDDEN: Mapping[Any, tuple[str, tuple[str, ...]]] = {

@@ -107,8 +107,10 @@ def lower(
         fill_weight=fill_weight,
     )
     labels: tuple[str, ...] = ()
-    if workload.recompute and training and not all(memory_never_binds(problem, p) for p in set(process)):
-        offer = offered(graph, costs, workload.schedule, devices, in_flight)
+    binds = training and not all(memory_never_binds(problem, p) for p in set(process))
+    if workload.recomputable is not None and binds:
+        reasons = workload.recomputable(graph, workload.schedule)
+        offer = offered(graph, costs, {block for block, why in reasons.items() if why is None}, devices, in_flight)
         if offer is not None:
             labels, problem = offer[0], replace(problem, blocks=offer[1])
     states = tuple(key for key, _ in holders)

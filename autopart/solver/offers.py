@@ -8,7 +8,7 @@ while it runs again, the spared storages of one microbatch exist. What is uncert
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,7 +16,6 @@ from torch import fx
 
 from autopart.blocks import find_blocks
 from autopart.cluster import Device
-from autopart.codegen.recomputed import recomputable
 from autopart.costs import Costs, SavedTensor
 from autopart.graph import Graph
 from autopart.solver.problem import Blocks
@@ -33,14 +32,14 @@ class _Block:
 
 
 def offered(
-    graph: Graph, costs: Costs, schedule: str, devices: Sequence[Device], in_flight: Sequence[int]
+    graph: Graph, costs: Costs, can: Collection[str], devices: Sequence[Device], in_flight: Sequence[int]
 ) -> tuple[tuple[str, ...], Blocks] | None:
     """Labels of the blocks that can be recomputed and spare something, and their costs; None if there are none.
 
     Args:
+        can: Labels of those that can be.
         devices, in_flight: Of each stage: where it runs, and the microbatches that it keeps.
     """
-    can = {label for label, reason in recomputable(graph, schedule).items() if reason is None}
     label_of = find_blocks(graph, graph.primary)
     blocks: dict[str, _Block] = {}
     for item, node in enumerate(graph.primary.calls):

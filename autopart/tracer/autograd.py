@@ -11,9 +11,9 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 
+from autopart.effects import mutated
 from autopart.graph import StateEntry
 from autopart.tracer.aliases import storage, storage_names
-from autopart.tracer.effects import mutated
 
 Flags = bool | list[bool]
 

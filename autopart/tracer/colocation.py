@@ -8,8 +8,8 @@ from collections.abc import Iterable
 
 from torch import fx
 
+from autopart.effects import mutated
 from autopart.tracer.aliases import storage, storage_names
-from autopart.tracer.effects import mutated
 
 
 def colocated_sets(graph: fx.Graph) -> tuple[frozenset[str], ...]:

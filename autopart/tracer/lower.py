@@ -11,8 +11,8 @@ import torch
 from torch import fx
 from torch.fx.node import map_arg
 
+from autopart.effects import has_effect, mutated
 from autopart.tracer.aliases import storage, storage_names
-from autopart.tracer.effects import has_effect, mutated
 from autopart.tracer.errors import Uncapturable
 from autopart.tracer.stamps import STAMP, Stamp
 from autopart.tracer.state import StateTable

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from torch import fx
 
+from autopart.effects import mutated
 from autopart.errors import CaptureError
 from autopart.graph import StateEntry
 from autopart.tracer.aliases import storage, storage_names
-from autopart.tracer.effects import mutated
 
 
 def refuse_repeated_changes(graph: fx.Graph, state: Mapping[str, StateEntry], name: str) -> None:

@@ -18,7 +18,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import autopart
 from autopart.cluster import Cluster
-from autopart.codegen import emit
+from autopart.codegen import emit, recomputable
 from autopart.solver import solve
 from autopart.verification import verify
 from autopart.workload import Workload
@@ -125,7 +125,7 @@ def test_plans_for_little_memory_recompute_and_run_within_it(schedule: str, pool
     assert not any(stage.recomputed for stage in roomy.per_stage)
     worst = max(stage.peak_memory_bytes for stage in roomy.per_stage)
     small = replace(cluster, devices=tuple(replace(d, memory_bytes=int(0.75 * worst)) for d in cluster.devices))
-    workload = Workload("training", MICROBATCHES, 2, schedule, "sgd", recompute=True)
+    workload = Workload("training", MICROBATCHES, 2, schedule, "sgd", recomputable=recomputable)
     plan = solve(roomy.graph, roomy.costs, small, workload, stages=2, granularity="block")
     assert any(stage.recomputed for stage in plan.per_stage)
     assert any("again in backward" in note for note in plan.notes)
