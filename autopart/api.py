@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -154,7 +154,7 @@ def partition(
         dtype=_as_dtype(dtype),
         check=check,
     )
-    may_recompute = recomputable if recompute == "auto" else None
+    may_recompute = cache(recomputable) if recompute == "auto" else None
     outcomes: Outcomes = {}
     count = microbatches if isinstance(microbatches, int) else _first_count(rows, wanted_stages)
     with _clock(seconds, "trace"):

@@ -139,7 +139,7 @@ class Capture:
         return [n for n in self.graph.nodes if n.op in ("call_function", "call_module")]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Graph:
     """A captured model.
 

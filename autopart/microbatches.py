@@ -96,12 +96,8 @@ def _degrees(cluster: Cluster) -> list[int]:
 
 
 def _stage_counts(places: int, schedule: str) -> list[int]:
-    """A stage for each place, half as many, and so on to one."""
-    counts = []
-    while places >= 1:
-        counts.append(places * _per_process(schedule))
-        places //= 2
-    return counts
+    """A stage for each place, half as many, and one."""
+    return [count * _per_process(schedule) for count in sorted({places, max(1, places // 2), 1}, reverse=True)]
 
 
 def _per_process(schedule: str) -> int:

@@ -27,7 +27,7 @@ from autopart.sharding.operation import Call, Operand, Result, Strategy, substit
 from autopart.sharding.program import Program, is_getitem, layout_of
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LocalGraph(Graph):
     """The graph that each rank of a tensor-parallel group runs; a `Graph` like any other.
 

@@ -154,7 +154,7 @@ class _Search:
         frontiers, spent = self.frontiers, self.frontiers.spent
         limit = math.ceil((self.value - self.fill) / frontiers.units.second)
         missing = frontiers.missing(limit)
-        if missing is not None and missing <= 0:
+        if missing is not None and missing <= 0 and not frontiers.late():
             self.fill = max(self.fill, self.least + least_filling(frontiers, limit) * frontiers.units.second)
         self.work -= frontiers.spent - spent
 

@@ -48,13 +48,13 @@ def solve_down_sets(
     problem: Problem,
     tolerance: float,
     cap: float = math.inf,
-    most_pairs: int = MOST_PAIRS,
+    effort: float = 1.0,
     deadline: float = math.inf,
 ) -> tuple[list[int] | None, float] | None:
     """The best assignment that costs less than `cap`, and a lower bound.
 
     Args:
-        most_pairs: Of down-sets that are looked at.
+        effort: The share of the work above (down-sets, and pairs of them) that it may do.
         deadline: In seconds of `time.monotonic`; looked at between blocks of pairs.
 
     Returns:
@@ -69,8 +69,8 @@ def solve_down_sets(
     lowest = simple_bound(problem)
     caps = (cap,) if math.isfinite(cap) else tuple(lowest * c for c in CAPS) if lowest else (cap,)
     for limit in caps:
-        family = _family(problem, limit)
-        found = None if family is None else _best(problem, family, tolerance, limit, most_pairs, deadline)
+        family = _family(problem, limit, effort)
+        found = None if family is None else _best(problem, family, tolerance, limit, effort, deadline)
         if found is None:
             return None
         assignment, bound = found
@@ -80,7 +80,7 @@ def solve_down_sets(
 
 
 def _best(
-    problem: Problem, family: _Family, tolerance: float, cap: float, most_pairs: int, deadline: float
+    problem: Problem, family: _Family, tolerance: float, cap: float, effort: float, deadline: float
 ) -> tuple[list[int] | None, float] | None:
     """The best assignment below the cap along the family, and a bound; None if that is too much work."""
     if problem.blocks is not None:
@@ -88,7 +88,7 @@ def _best(
             return None
         assignment, bound = best_recomputing(problem, family.inside, tolerance)
         return (assignment if assignment and score(problem, assignment).step_s < cap else None), bound
-    table = _band(problem, family, cap, most_pairs, deadline)
+    table = _band(problem, family, cap, effort, deadline)
     if table is None:
         return None
     chain, bound = table.optimum(tolerance)
@@ -135,14 +135,14 @@ class _Family:
     slowness: Floats
 
 
-def _family(problem: Problem, cap: float) -> _Family | None:
+def _family(problem: Problem, cap: float, effort: float) -> _Family | None:
     """None if there are too many to look at."""
     share = problem.repeat * problem.work.min(axis=0)
     busy = share > 0
     slowness = (problem.repeat * problem.work[:, busy] / share[busy]).min(axis=1, initial=np.inf)
     slowness = np.where(np.isfinite(slowness), slowness, 1.0)
     most = (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) / slowness
-    inside = down_sets_within(problem, share, np.cumsum(most)[:-1], _after(most)[:-1], MOST_SETS)
+    inside = down_sets_within(problem, share, np.cumsum(most)[:-1], _after(most)[:-1], int(effort * MOST_SETS))
     if inside is None:
         return None
     done = inside @ share
@@ -153,7 +153,7 @@ def _family(problem: Problem, cap: float) -> _Family | None:
     return _Family(inside[some], done[some], slowness)
 
 
-def _band(problem: Problem, family: _Family, cap: float, most_pairs: int, deadline: float) -> Intervals | None:
+def _band(problem: Problem, family: _Family, cap: float, effort: float, deadline: float) -> Intervals | None:
     """The stages that a plan of at most `cap` may have, and no few others; None if there are too many to look at."""
     inside, done, slowness = family.inside, family.done, family.slowness
     costs = StageCosts(problem, inside)
@@ -173,7 +173,7 @@ def _band(problem: Problem, family: _Family, cap: float, most_pairs: int, deadli
         reached = np.flatnonzero(np.isfinite(worst))
         for before, after in _blocks(done, reached, np.flatnonzero(window), limit / slowness[s] + room):
             looked += len(before) * len(after)
-            if looked > most_pairs or kept > MOST_KEPT or time.monotonic() > deadline:
+            if looked > effort * MOST_PAIRS or kept > effort * MOST_KEPT or time.monotonic() > deadline:
                 return None
             load = costs.load(s, before, after)
             within = load <= limit * (1 + ROUNDING)

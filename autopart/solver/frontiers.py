@@ -88,7 +88,7 @@ class Frontiers:
     def missing(self, limit: int) -> int | None:
         """By how much the last stage is overrun if no stage has more than `limit`: it is impossible if positive.
 
-        None if it is impossible for another reason.
+        None if it is impossible for another reason; 0, and the fronts are not complete, if time ran out (`late`).
         """
         last = self.problem.stages - 1
         fill = self.problem.fill_weight * float(self.problem.fill.min(axis=0).sum())

@@ -42,6 +42,8 @@ ITEMS_AS_THEY_ARE, RUNS = 2000, 400
 FIRST_SHARE = 0.4
 # And what dynamic programming over down-sets, and the same problem without memory limits, may take.
 DOWN_SHARE, FREE_SHARE = 0.5, 0.3
+# The time limit for which that may do all the work it is ever allowed.
+SECONDS_OF_ALL_DOWN_SETS = 60.0
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
 # any machine of today: then two runs stop at the same place.
 WORK_PER_SECOND = 0.05
@@ -129,6 +131,8 @@ def search(
         if answer.value < narrowed_at:
             small, united = _narrowed(small, united, answer.value, without)
             narrowed_at = answer.value
+        if layer is _first_plans and small.items == problem.items:
+            continue  # they would be the same again
         answer = _spread(layer(small, _gathered(answer, united), budget), united)
     if answer.open(tolerance):
         answer = dataclasses.replace(answer, stopped_by="time limit" if budget.left <= 0 else "work limit")
@@ -245,7 +249,8 @@ def _first_plans(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 def _down_sets(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Exact dynamic programming, where the down-sets are few."""
     # Plans as good as the best known are let through, so that rounding cannot leave the gap a hair too wide.
-    exact = solve_down_sets(problem, budget.tolerance, answer.value * (1 + ROUNDING), deadline=budget.until(DOWN_SHARE))
+    cap, effort = answer.value * (1 + ROUNDING), min(1.0, budget.seconds / SECONDS_OF_ALL_DOWN_SETS)
+    exact = solve_down_sets(problem, budget.tolerance, cap, effort, budget.until(DOWN_SHARE))
     if exact is None:
         return answer
     assignment, bound = exact

@@ -121,7 +121,7 @@ def test_the_down_sets_of_parallel_chains_are_all_there(branches, length):
 
 def test_it_says_when_its_work_ends_instead_of_answering():
     problem = _plain([Net(v, (v + 1,)) for v in range(19)], 20, 3)
-    assert solve_down_sets(problem, EXACT, most_pairs=10) is None
+    assert solve_down_sets(problem, EXACT, effort=1e-7) is None
     assert solve_down_sets(problem, EXACT) is not None
 
 
