@@ -84,7 +84,7 @@ def _best(
 ) -> tuple[list[int] | None, float] | None:
     """The best assignment below the cap along the family, and a bound; None if that is too much work."""
     if problem.blocks is not None:
-        if len(family.inside) > MOST_TABULATED:
+        if len(family.inside) > effort * MOST_TABULATED:
             return None
         assignment, bound = best_recomputing(problem, family.inside, tolerance)
         return (assignment if assignment and score(problem, assignment).step_s < cap else None), bound
