@@ -141,8 +141,9 @@ def _family(problem: Problem, cap: float, effort: float) -> _Family | None:
     busy = share > 0
     slowness = (problem.repeat * problem.work[:, busy] / share[busy]).min(axis=1, initial=np.inf)
     slowness = np.where(np.isfinite(slowness), slowness, 1.0)
+    sets = MOST_SETS if problem.blocks is None else MOST_TABULATED
     most = (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) / slowness
-    inside = down_sets_within(problem, share, np.cumsum(most)[:-1], _after(most)[:-1], int(effort * MOST_SETS))
+    inside = down_sets_within(problem, share, np.cumsum(most)[:-1], _after(most)[:-1], int(effort * sets))
     if inside is None:
         return None
     done = inside @ share

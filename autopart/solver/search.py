@@ -43,7 +43,7 @@ FIRST_SHARE = 0.4
 # And what dynamic programming over down-sets, and the same problem without memory limits, may take.
 DOWN_SHARE, FREE_SHARE = 0.5, 0.3
 # The time limit for which that may do all the work it is ever allowed.
-SECONDS_OF_ALL_DOWN_SETS = 60.0
+SECONDS_OF_ALL_DOWN_SETS = 120.0
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
 # any machine of today: then two runs stop at the same place.
 WORK_PER_SECOND = 0.05
