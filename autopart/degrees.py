@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from torch import fx
@@ -76,13 +77,14 @@ def plan_degrees(
     outcomes = {} if outcomes is None else outcomes
     prices = LayoutPrices(graph, cluster, outcomes) if max(degrees) > 1 else None
     for t in degrees:
-        own = {**options, "time_limit_s": limit, "explain_s": 0.0}
+        fastest = min((planned.plan.step_time_s for planned in found.values()), default=inf)
+        own = {**options, "time_limit_s": limit, "explain_s": 0.0, "enough": fastest}
         try:
             if t == 1 or prices is None:
                 found[t] = Planned(solve(graph, costs, cluster, workload, **own), costs)
             else:
                 named = isinstance(tensor, int)
-                found[t] = _at_degree(graph, costs, prices, outcomes, cluster, workload, t, own, named)
+                found[t] = _at_degree(graph, prices, outcomes, cluster, workload, t, own, named)
                 if tensor == "auto" and not _splits(found[t].plan):
                     del found[t]
                     reasons[t] = CaptureError("all ranks would do the same work, for nothing gains from being split")
@@ -93,7 +95,13 @@ def plan_degrees(
             solve(graph, costs, cluster, workload, time_limit_s=limit, **options)  # raises, and says what would fit
         raise _nothing(graph, cluster, degrees[0], reasons[degrees[0]])
     best = min(found, key=lambda t: found[t].plan.step_time_s)
-    return replace(found[best], plan=_compared(best, found, reasons, len(cluster)))
+    plan = _compared(best, found, reasons, len(cluster))
+    if best > 1:
+        # By hand people split the model into stages, one on each device.
+        stages = len(cluster) * SCHEDULES[workload.schedule].stages_per_process
+        hand = by_hand(lower(graph, costs, cluster, workload, stages), graph, costs, cluster, workload)
+        plan = replace(plan, baselines=hand)
+    return replace(found[best], plan=plan)
 
 
 def _check_devices(cluster: Cluster, workload: Workload, t: int, stages: int | str) -> None:
@@ -140,7 +148,6 @@ def _degrees(cluster: Cluster, workload: Workload, stages: int | str) -> Iterato
 
 def _at_degree(
     graph: Graph,
-    costs: Costs,
     prices: LayoutPrices,
     outcomes: Outcomes,
     cluster: Cluster,
@@ -176,7 +183,7 @@ def _at_degree(
             least, reason = float(budget or 0), error
         else:
             try:
-                return plan_layouts(graph, chosen, costs, cluster, workload, options, outcomes, as_shards)
+                return plan_layouts(graph, chosen, cluster, workload, options, outcomes, as_shards)
             except InfeasibleError as error:
                 most, reason = min(most, float(chosen.value.memory_bytes)), error
         budget = max(LESS_MEMORY * most, (least + most) / 2)
@@ -186,17 +193,15 @@ def _at_degree(
 def plan_layouts(
     graph: Graph,
     chosen: LayoutChoice,
-    costs: Costs,
     cluster: Cluster,
     workload: Workload,
     options: dict[str, Any],
     outcomes: Outcomes | None = None,
     as_shards: bool = False,
 ) -> Planned:
-    """The best stages for given layouts.
+    """The best stages for given layouts; splits by hand are those of the local graph.
 
     Args:
-        costs: Of the whole graph.
         options: Further arguments of `solver.solve`.
         outcomes: See `profiler.profile`.
         as_shards: Keep what ranks gather as shards for backward, which takes time; otherwise only where nothing fits.
@@ -231,12 +236,10 @@ def plan_layouts(
             if plan is None or gathering.step_time_s < plan.step_time_s:
                 plan, local, local_costs = gathering, other, other_costs
     assert plan is not None
-    hand_stages = len(cluster) * SCHEDULES[workload.schedule].stages_per_process
     plan = replace(
         plan,
         strategy=replace(plan.strategy, tensor=t),
         per_stage=tuple(_ranks(stage, t) for stage in plan.per_stage),
-        baselines=by_hand(lower(graph, costs, cluster, workload, hand_stages), graph, costs, cluster, workload),
         signature=signature(graph),
         cluster=cluster.to_data(),
         layouts=_layouts(graph, local, chosen),

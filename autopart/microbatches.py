@@ -48,7 +48,8 @@ def choose_count(
     others = ", ".join(f"{m}: {values[m] / values[best] - 1:+.0%}" for m in values if m != best and values[m] < inf)
     if not others:
         return Count(best, ())
-    return Count(best, (f"{best} microbatches are estimated to be fastest (step time with {others})",))
+    what = "1 microbatch" if best == 1 else f"{best} microbatches"
+    return Count(best, (f"a step of {what} is estimated to be fastest (with {others})",))
 
 
 def _estimates(

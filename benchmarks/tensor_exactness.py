@@ -153,7 +153,7 @@ def plans(
     def at_random(seed: int) -> Plan:
         choice = random_choice(program, random.Random(seed), used)
         chosen = priced(graph, LayoutPrices(graph, cluster), cluster, t, choice, optimizer=workload.optimizer)
-        return plan_layouts(graph, chosen, costs, cluster, workload, {"stages": stages}).plan
+        return plan_layouts(graph, chosen, cluster, workload, {"stages": stages}).plan
 
     for seed in range(count):
         yield f"random {seed}", partial(at_random, seed)

@@ -111,6 +111,7 @@ def search(
     start: Sequence[int] | None = None,
     cap: float = math.inf,
     without: Collection[str] = (),
+    enough: float = math.inf,
 ) -> Answer:
     """Find a plan within `tolerance` of the best and prove it, or say what ran out.
 
@@ -118,13 +119,14 @@ def search(
         start: A first plan.
         cap: Only plans faster than this are looked for; without one, the answer has no assignment.
         without: Layers and narrowings to leave out, by name.
+        enough: A bound at which the search ends with the plan it has: better ones are known elsewhere.
     """
     answer = _better(problem, Answer(None, cap, 0.0, "proof", "nothing"), start)
     budget = Budget(tolerance, time_limit_s, time.monotonic() + time_limit_s)
     answer = _through(FIRST, problem, answer, budget, without)
     small, united, narrowed_at = problem, list(range(problem.items)), math.inf
     for name, layer in DEEP.items():
-        if not answer.open(tolerance):
+        if not answer.open(tolerance) or (answer.assignment is not None and answer.bound >= enough):
             break
         if name in without:
             continue
@@ -145,6 +147,7 @@ def search_any(
     time_limit_s: float,
     start: tuple[int, Sequence[int]] | None = None,
     without: Collection[str] = (),
+    enough: float = math.inf,
 ) -> tuple[int, Answer]:
     """The best plan of several problems, of which any may be solved; the bound holds for all of them.
 
@@ -153,6 +156,7 @@ def search_any(
 
     Args:
         start: A first plan, and which problem it is one of.
+        enough: As in `search`, where there is one problem.
 
     Returns:
         Which problem has the plan, and the answer.
@@ -160,7 +164,7 @@ def search_any(
     begin = time.monotonic()
     starts = {} if start is None else dict([start])
     if len(problems) == 1:
-        return 0, search(problems[0], tolerance, time_limit_s, starts.get(0), without=without)
+        return 0, search(problems[0], tolerance, time_limit_s, starts.get(0), without=without, enough=enough)
     shallow = {*DEEP, *NARROWINGS, *without}
     first = [
         search(problem, tolerance, time_limit_s / 4, starts.get(i), without=shallow)

@@ -43,6 +43,7 @@ def solve(
     tolerance: float = 0.001,
     time_limit_s: float = 30.0,
     explain_s: float = EXPLAIN_S,
+    enough: float = inf,
 ) -> Plan:
     """Assign every call of the graph to a pipeline stage so that one step is as fast as possible.
 
@@ -54,6 +55,8 @@ def solve(
         tolerance: The gap, (value - bound) / value, at which a plan counts as optimal and the search ends.
         time_limit_s: Wall time after which the best plan so far is returned.
         explain_s: Wall time for finding what would make an infeasible request fit; 0: the error does not say.
+        enough: A step time that is known to be possible otherwise: once no plan can be faster, the search ends with the
+            plan it has.
 
     Returns:
         The plan. `lower_bound_s` holds for every legal split into that many stages, between blocks or not, unless
@@ -68,7 +71,7 @@ def solve(
     start = time.monotonic()
     _check(granularity, threshold, tolerance, time_limit_s, workload)
     count = _stage_count(cluster, workload, stages)
-    request = _Request(graph, costs, cluster, workload, granularity, threshold, tolerance)
+    request = _Request(graph, costs, cluster, workload, granularity, threshold, tolerance, enough)
     try:
         choice = request.best(count, time_limit_s) if stages != "auto" else request.automatic(count, time_limit_s)
     except _DoesNotFit as refusal:
@@ -157,6 +160,7 @@ class _Request:
     granularity: str
     threshold: float
     tolerance: float
+    enough: float
 
     def automatic(self, places: int, time_limit_s: float) -> Choice:
         """As many stages as there are places (or as can be filled), unless fewer are faster."""
@@ -226,7 +230,7 @@ class _Request:
         if first is not None:
             stage = dict(zip(united, first.by_call, strict=True))
             start = first.which, [stage[item] for item in range(problems[0].items)]
-        which, answer = search_any(problems, self.tolerance, limit, start)
+        which, answer = search_any(problems, self.tolerance, limit, start, enough=self.enough)
         return _Found(which, answer, united)
 
     def _choose(self, shapes: Sequence[Lowered], answers: dict[Granularity, _Found]) -> Choice:

@@ -11,7 +11,7 @@ from autopart.cluster import Cluster
 from autopart.degrees import plan_layouts
 from autopart.errors import UsageError
 from autopart.graph import Graph
-from autopart.profiler import LayoutPrices, profile
+from autopart.profiler import LayoutPrices
 from autopart.sharding import Program, S, chosen, random_choice
 from autopart.solver import choose_layouts, priced
 from autopart.tracer import trace
@@ -37,12 +37,11 @@ def test_the_price_of_given_layouts_is_that_of_solved_ones(graph: Graph) -> None
 
 
 def test_a_plan_holds_random_layouts_as_they_were_drawn(graph: Graph) -> None:
-    costs = profile(graph, CLUSTER)
     workload = Workload("training", 1, graph.microbatch_size, "gpipe", "sgd")
     for seed in range(3):
         choice = random_choice(Program.of(graph, 2), random.Random(seed))
         layouts = priced(graph, LayoutPrices(graph, CLUSTER), CLUSTER, 2, choice, optimizer="sgd")
-        plan = plan_layouts(graph, layouts, costs, CLUSTER, workload, {"stages": 1}).plan
+        plan = plan_layouts(graph, layouts, CLUSTER, workload, {"stages": 1}).plan
         assert plan.layouts is not None and plan.layouts.time_s == layouts.time_s
         read = chosen(graph, 2, plan.layouts.state, plan.layouts.strategies)
         assert {k: str(s) for k, s in read.strategies.items()} == {k: str(s) for k, s in choice.strategies.items()}
