@@ -13,6 +13,8 @@ import torch
 from autopart.errors import VerificationError
 
 WORKER = Path(__file__).with_name("worker.py")
+# Longer than the 30 s after which torchrun kills processes that do not end: killed before that, it would leave them.
+GRACE_S = 45.0
 
 
 def with_torchrun(job_file: Path, processes: int, timeout_s: float) -> list[dict[str, Any]]:
@@ -49,7 +51,7 @@ def _stop(process: subprocess.Popen[str]) -> None:
         return
     process.terminate()
     try:
-        process.communicate(timeout=30)
+        process.communicate(timeout=GRACE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
