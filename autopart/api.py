@@ -21,7 +21,7 @@ from autopart.degrees import plan_degrees
 from autopart.errors import UsageError
 from autopart.graph import Graph, Mode
 from autopart.inputs import find_inputs
-from autopart.microbatches import choose_count, schedule_for
+from autopart.microbatches import choose_count, schedule_for, stages_per_process
 from autopart.plan import Plan
 from autopart.profiler import Outcomes, profile
 from autopart.report.plan import format_plan
@@ -139,7 +139,7 @@ def partition(
         batch = find_batch(model, args, kwargs, batch_dims=batch_dims)
         rows = global_batch or batch.rows
         places = len(cluster.devices) // (tensor if isinstance(tensor, int) else 1)
-        wanted_stages = stages if isinstance(stages, int) else places * _stages_per_process(schedule)
+        wanted_stages = stages if isinstance(stages, int) else places * stages_per_process(schedule)
 
     capture = partial(
         trace,
@@ -158,7 +158,9 @@ def partition(
     outcomes: Outcomes = {}
     count = microbatches if isinstance(microbatches, int) else _first_count(rows, wanted_stages)
     with _clock(seconds, "trace"):
-        graph = _noted(capture(microbatches=count), batch.notes)
+        graph = capture(microbatches=count)
+        _refuse_nothing_to_train(graph)
+    notes = batch.notes
     if microbatches == "auto" and rows > 1:
         with _clock(seconds, "microbatches"):
             workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, may_recompute)
@@ -166,7 +168,9 @@ def partition(
         if best.count != count:
             with _clock(seconds, "trace"):
                 graph = capture(microbatches=best.count)
-        graph = _noted(graph, (*batch.notes, *best.notes))
+        notes = (*notes, *best.notes)
+    with _clock(seconds, "trace"):
+        graph = _noted(graph, notes)
     with _clock(seconds, "profile"):
         costs = profile(graph, cluster, outcomes=outcomes)
     count = rows // graph.microbatch_size
@@ -213,8 +217,7 @@ def _check_options(
 
 
 def _noted(graph: Graph, notes: Sequence[str]) -> Graph:
-    """The graph with these notes before its own, once it is known to be worth a plan."""
-    _refuse_nothing_to_train(graph)
+    """The graph with these notes before its own, and what will stand in a package's way behind them."""
     sentence = obstacle(graph)
     every = [*notes, *graph.notes, *([] if sentence is None else [sentence])]
     return dataclasses.replace(graph, notes=tuple(dict.fromkeys(every)))
@@ -235,10 +238,6 @@ def _refuse_nothing_to_train(graph: Graph) -> None:
     else:
         reason = f"no parameter of {graph.name} reaches the loss ({graph.loss_name})"
     raise UsageError(f"there is nothing to train: {reason}", "Plan with mode='inference', or unfreeze what is trained.")
-
-
-def _stages_per_process(schedule: str) -> int:
-    return 1 if schedule == "auto" else SCHEDULES[schedule].stages_per_process
 
 
 def _first_count(rows: int, stages: int) -> int:

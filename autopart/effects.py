@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +28,17 @@ def arguments(node: fx.Node) -> dict[str, Any]:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         return dict(enumerate(node.args))  # type: ignore[arg-type]
+    return named(schema, node.args, node.kwargs)
+
+
+def named(schema: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the names of a schema, defaults included."""
     found = {}
     for i, argument in enumerate(schema.arguments):
-        if i < len(node.args) and not argument.kwarg_only:
-            found[argument.name] = node.args[i]
-        elif argument.name in node.kwargs:
-            found[argument.name] = node.kwargs[argument.name]
+        if i < len(args) and not argument.kwarg_only:
+            found[argument.name] = args[i]
+        elif argument.name in kwargs:
+            found[argument.name] = kwargs[argument.name]
         elif argument.has_default_value():
             found[argument.name] = argument.default_value
     return found

@@ -83,7 +83,7 @@ def schedule_for(schedule: str, microbatches: int, stages: int) -> str:
 
 
 def _value(graph: Graph, costs: Costs, places: Cluster, workload: Workload, stages: int) -> float:
-    if stages > len(places) * _per_process(workload.schedule):
+    if stages > len(places) * stages_per_process(workload.schedule):
         return inf
     if workload.microbatches < stages and workload.schedule not in ANY_COUNT:
         return inf
@@ -98,10 +98,11 @@ def _degrees(cluster: Cluster) -> list[int]:
 
 def _stage_counts(places: int, schedule: str) -> list[int]:
     """A stage for each place, half as many, and one."""
-    return [count * _per_process(schedule) for count in sorted({places, max(1, places // 2), 1}, reverse=True)]
+    return [count * stages_per_process(schedule) for count in sorted({places, max(1, places // 2), 1}, reverse=True)]
 
 
-def _per_process(schedule: str) -> int:
+def stages_per_process(schedule: str) -> int:
+    """Of a schedule that is asked for; "auto" takes one with one."""
     return 1 if schedule == "auto" else SCHEDULES[schedule].stages_per_process
 
 

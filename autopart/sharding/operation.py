@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch.fx.node import map_aggregate
 
+from autopart.effects import named
 from autopart.sharding.layouts import Layout, local_shape
 
 # Operator that changes running statistics, though its schema does not say so -> the argument by which it does.
@@ -118,16 +119,7 @@ class Operation:
     @cached_property
     def arguments(self) -> dict[str, Any]:
         """Arguments by name, with the defaults of the schema; tensors are `Operand`."""
-        schema = self.node.target._schema  # type: ignore[union-attr]
-        found = {}
-        for position, argument in enumerate(schema.arguments):
-            if position < len(self.args):
-                found[argument.name] = self.args[position]
-            elif argument.name in self.kwargs:
-                found[argument.name] = self.kwargs[argument.name]
-            elif argument.has_default_value():
-                found[argument.name] = argument.default_value
-        return found
+        return named(self.node.target._schema, self.args, self.kwargs)  # type: ignore[union-attr]
 
     def in_training(self, name: str) -> Any:
         """A constant argument as the training capture has it: both captures are then split by one computation."""

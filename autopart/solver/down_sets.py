@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopart.solver.bounds import simple_bound
-from autopart.solver.enumeration import down_sets as down_sets
 from autopart.solver.enumeration import down_sets_within
 from autopart.solver.intervals import Extend, Intervals
 from autopart.solver.problem import Floats, Problem

@@ -6,7 +6,7 @@ from itertools import islice
 
 import numpy as np
 
-from autopart.solver.down_sets import down_sets
+from autopart.solver.enumeration import down_sets
 from autopart.solver.orders import orders
 from autopart.solver.problem import Problem
 from autopart.solver.stage_costs import Members

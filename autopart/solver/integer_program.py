@@ -46,8 +46,8 @@ from itertools import chain, pairwise
 import numpy as np
 from ortools.sat.python import cp_model
 
-from autopart.solver.intervals import memory_never_binds
 from autopart.solver.problem import Floats, Problem
+from autopart.solver.stage_costs import memory_never_binds
 from autopart.solver.windows import windows
 
 Linear = cp_model.LinearExpr | int

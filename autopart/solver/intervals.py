@@ -24,7 +24,6 @@ from autopart.solver.chains import least_sum
 from autopart.solver.problem import Floats, Problem
 from autopart.solver.recomputed_stages import RecomputingStages
 from autopart.solver.stage_costs import Members, StageCosts
-from autopart.solver.stage_costs import memory_never_binds as memory_never_binds
 
 # From what is least up to I, and the load of the stage after it: what is least up to J by way of I.
 Extend = Callable[[Floats, Floats], Floats]

@@ -15,8 +15,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autopart.solver.intervals import memory_never_binds
 from autopart.solver.problem import Floats, Problem
+from autopart.solver.stage_costs import memory_never_binds
 
 Integers = NDArray[np.int64]
 Number = TypeVar("Number", np.int64, np.float64)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from partition_oracle import choices, legal, optimum, value_and_memory
 from random_problems import random_problem, with_blocks
 
-from autopart.solver.down_sets import down_sets
+from autopart.solver.enumeration import down_sets
 from autopart.solver.recomputation import least_added
 from autopart.solver.recomputed_stages import best_recomputing
 from autopart.solver.score import score
