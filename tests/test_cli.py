@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from autopart import api, cli
-from autopart.cli import main
+from autopart import api
+from autopart.cli import main, models
 
 GPT = "zoo:gpt?vocabulary=64&context=16&width=32&heads=2&layers=4&batch=8&seq=8"
 PARTITION = ["partition", GPT, "--gpus", "2xCPU", "--stages", "2", "--time-limit", "5"]
@@ -188,7 +188,7 @@ def test_buffers_that_only_real_models_have_reach_the_package(
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     assert "'order'" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "out"), "--processes", "1"]) == 0, capsys.readouterr()
-    monkeypatch.setattr(cli, "MOST_REAL_WEIGHTS_BYTES", 0)
+    monkeypatch.setattr(models, "MOST_REAL_WEIGHTS_BYTES", 0)
     capsys.readouterr()
     assert main([*arguments, "--out", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().err

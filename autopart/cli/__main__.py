@@ -1,0 +1,7 @@
+"""`python -m autopart.cli`."""
+
+import sys
+
+from autopart.cli import main
+
+sys.exit(main())
