@@ -1,0 +1,1 @@
+"""What a plan does in time: an event simulation of every process under its schedule."""
