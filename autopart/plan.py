@@ -18,7 +18,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from autopart.errors import InputFileError
 
-SCHEMA = "autopart-plan/2"
+SCHEMA = "autopart-plan/3"
 
 # How plan files are read: no conversions (a number is not text), no unknown keys.
 _STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
@@ -43,6 +43,10 @@ class StagePlan:
     """One stage of a plan; seconds are for one microbatch, bytes are for one device of the stage.
 
     Attributes:
+        backward_s: The whole backward; `backward_weight_s` is the part that zero-bubble schedules run apart.
+        update_s: Optimizer, once a step.
+        sync_s: Adding up the gradients of states that other stages hold too, once a step.
+        sent_bytes: Of each value that goes to the next stage; `returned_bytes` of each gradient that comes back.
         sliced: Values that every tensor rank holds alike and sends on in slices (see `solver.crossing`).
         recomputed: Labels of blocks (see `autopart.blocks`) that backward computes again instead of keeping what they
             saved; forward and backward times and memory are those with it.
@@ -58,6 +62,11 @@ class StagePlan:
     communication_s: float
     peak_memory_bytes: int
     memory_limit_bytes: int
+    backward_weight_s: float = 0.0
+    update_s: float = 0.0
+    sync_s: float = 0.0
+    sent_bytes: tuple[int, ...] = ()
+    returned_bytes: tuple[int, ...] = ()
     sliced: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
 

@@ -15,6 +15,7 @@ from autopart.costs import Costs
 from autopart.graph import Graph
 from autopart.graph_signature import signature
 from autopart.plan import Plan, StagePlan, Strategy
+from autopart.sharding import LocalGraph
 from autopart.solver.baselines import by_hand
 from autopart.solver.granularity import Granularity
 from autopart.solver.lowering import RESERVE_SHARE, Lowered
@@ -112,6 +113,8 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
     sliced = result.crossing & choice.lowered.sliced
     training = graph.primary is graph.training
     busy = np.concatenate([[0.0], result.transfer_s]) + np.concatenate([result.transfer_s, [0.0]])
+    shared = result.held & (result.held.sum(axis=0) > 1)
+    ranks = graph.tensor if isinstance(graph, LocalGraph) else 1
     stages = []
     for s, process in enumerate(problem.process):
         own = [node for node, stage in zip(calls, choice.assignment, strict=True) if stage == s]
@@ -119,6 +122,8 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
         times = [costs.times[cluster.devices[device].name][node.name] for node in own]
         held = [key for r, key in enumerate(choice.lowered.states) if result.held[s, r] and key in graph.state]
         parameters = [graph.state[key] for key in held if graph.state[key].kind == "parameter"]
+        sent = np.flatnonzero(result.crossing[s]) if s < len(result.crossing) else ()
+        messages = [(costs.memory[values[n].name], ranks if sliced[s, n] else 1) for n in sent]
         stages.append(
             StagePlan(
                 devices=(device,),
@@ -130,6 +135,15 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
                 communication_s=float(busy[s]),
                 peak_memory_bytes=int(result.memory[process]),
                 memory_limit_bytes=int(problem.limits[process]),
+                backward_weight_s=sum(t.backward_weight_s for t in times) if training else 0.0,
+                update_s=float(problem.update[s] @ result.held[s]),
+                sync_s=float(problem.sync[s] @ shared[s]),
+                sent_bytes=tuple(-(-memory.output_bytes // share) for memory, share in messages),
+                returned_bytes=tuple(
+                    -(-memory.gradient_bytes // share)
+                    for memory, share in messages
+                    if training and memory.gradient_bytes
+                ),
                 sliced=tuple(values[n].name for n in np.flatnonzero(sliced[s])) if s < len(sliced) else (),
                 recomputed=tuple(choice.lowered.blocks[b] for b in np.flatnonzero(result.recomputed[s])),
             )
