@@ -14,7 +14,7 @@ save only while backward runs it again.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -22,14 +22,15 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from autopart.cluster import Cluster, Device, Link
+from autopart.cluster import Cluster, Link
 from autopart.costs import Costs, NodeMemory, NodeTime, SavedTensor
 from autopart.graph import Graph, StateEntry
-from autopart.profiler.growth import Growth, batch_dependent, grown, resized
+from autopart.profiler.call_times import CallTimes, Seconds
+from autopart.profiler.growth import Growth, batch_dependent, resized
 from autopart.profiler.isolated import Call, Outcome, Place, Result, Runner, TensorSpec, estimate
 from autopart.profiler.kernels import Kernel
+from autopart.profiler.measured_times import MeasuredTimes
 from autopart.profiler.recomputation import recomputed_regions
-from autopart.profiler.roofline import seconds
 from autopart.sharding import LocalGraph
 
 CUDA_BLOCK_BYTES = 512
@@ -64,7 +65,13 @@ Outcomes: TypeAlias = dict[Any, Outcome]
 """What calls do on one kind of device, by signature."""
 
 
-def profile(graph: Graph, cluster: Cluster, tensor_link: Link | None = None, outcomes: Outcomes | None = None) -> Costs:
+def profile(
+    graph: Graph,
+    cluster: Cluster,
+    tensor_link: Link | None = None,
+    outcomes: Outcomes | None = None,
+    measured: MeasuredTimes | None = None,
+) -> Costs:
     """Predicted time and memory of every node of the graph's primary capture, for one microbatch.
 
     For a local graph they are those of one of its ranks, collectives included.
@@ -73,38 +80,53 @@ def profile(graph: Graph, cluster: Cluster, tensor_link: Link | None = None, out
         cluster: Each device that may run the graph (of a local graph: the first of each group).
         tensor_link: Between the ranks of a local graph; None: the cluster's link inside a machine.
         outcomes: What was found before for other graphs on the same kind of device; what is new is added.
+        measured: Times of calls on one of the cluster's devices; what it lacks has its formula's.
 
     Never fails on an operator: what cannot be analysed (an opaque node, an operator without a fake implementation) is
     estimated by the bytes it touches, and `Costs.notes` says so.
     """
     walk = Walk(graph, cluster.devices[0].kind, outcomes)
     walk.run()
-    return _costs(walk, cluster, tensor_link, {})
+    return _costs(walk, cluster, tensor_link, {}, measured)
 
 
 def profile_rows(
-    graph: Graph, cluster: Cluster, growths: Sequence[float], outcomes: Outcomes | None = None
+    graph: Graph,
+    cluster: Cluster,
+    growths: Sequence[float],
+    outcomes: Outcomes | None = None,
+    measured: MeasuredTimes | None = None,
 ) -> Iterator[Costs]:
     """As `profile`, estimated for microbatches of so many times the graph's rows (see `growth`)."""
     walk = Walk(graph, cluster.devices[0].kind, outcomes)
     walk.run()
     depends = batch_dependent(graph)
     for rows in growths:
-        yield _costs(walk, cluster, None, dict.fromkeys(depends, rows))
+        yield _costs(walk, cluster, None, dict.fromkeys(depends, rows), measured)
 
 
-def _costs(walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth) -> Costs:
+def _costs(
+    walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth, measured: MeasuredTimes | None
+) -> Costs:
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
     link = tensor_link or cluster.intra_node
     devices = {device.name: device for device in cluster.devices}
     notes = walk.notes
     if len(kinds) > 1:
         notes = [*notes, f"Saved activations are those of a {kinds[0]} device on every device."]
+    times = {}
+    source = "analytic"
+    for name, device in devices.items():
+        prices = CallTimes(device, link, walk.ranks, measured.on(name) if measured else None)
+        times[name] = walk.times(prices, growth)
+        if measured is not None and measured.device == name:
+            source = "measured"
+            notes = [*notes, *walk.unmeasured(prices, times[name])]
     return Costs(
-        times={name: walk.times(device, link, growth) for name, device in devices.items()},
+        times=times,
         memory={name: resized(memory, growth.get(name, 1.0)) for name, memory in walk.memory.items()},
         saved=walk.saved(CUDA_BLOCK_BYTES if kinds[0] == "cuda" else 1, growth),
-        source="analytic",
+        source=source,
         notes=tuple(notes),
     )
 
@@ -114,7 +136,10 @@ class Walk:
 
     Attributes:
         values: Node -> its `Value`, nested as the node's value is.
+        ranks: How many ranks hold the graph's model together.
         outcomes: Name of a call node -> what it does.
+        calls: Name of a node that calls an operator -> the call.
+        sums, weight_sums: Node name -> values whose gradients are added up, once for each time they stand here.
         runs_again: Names of the nodes that backward runs once more.
         memory: Node name -> bytes.
         notes: What had to be estimated.
@@ -123,16 +148,17 @@ class Walk:
     def __init__(self, graph: Graph, kind: str, outcomes: Outcomes | None = None) -> None:
         self._graph = graph
         self._kind = kind
-        self._ranks = graph.tensor if isinstance(graph, LocalGraph) else 1
-        self._runner = Runner(kind, self._ranks)
+        self.ranks = graph.tensor if isinstance(graph, LocalGraph) else 1
+        self._runner = Runner(kind, self.ranks)
         self._training = graph.mode == "training"
         self.values: dict[fx.Node, Any] = {}
         self._storages: list[_Storage] = []
         self._state: dict[int, _Storage] = {}
         self._seen: Outcomes = {} if outcomes is None else outcomes
         self.outcomes: dict[str, Outcome] = {}
-        self._sums: dict[str, list[Kernel]] = {}
-        self._weight_sums: dict[str, list[Kernel]] = {}
+        self.calls: dict[str, Call] = {}
+        self.sums: dict[str, list[TensorSpec]] = {}
+        self.weight_sums: dict[str, list[TensorSpec]] = {}
         self._reads: dict[str, list[_Storage]] = {}
         self.runs_again: set[str] = set()
         self._gathered: dict[str, int] = {}
@@ -163,34 +189,38 @@ class Walk:
             for region in recomputed_regions(self._graph.primary):
                 self._recompute(region)
 
-    def times(self, device: Device, link: Link, growth: Growth) -> dict[str, NodeTime]:
-        """Seconds of every node on a device, with that link between ranks; equal nodes are priced once."""
-        priced: dict[tuple[int, float, int], tuple[float, ...]] = {}
+    def times(self, prices: CallTimes, growth: Growth) -> dict[str, NodeTime]:
+        """Seconds of every node at such prices; equal nodes are priced once."""
+        priced: dict[tuple[int, float, int], Seconds] = {}
         times = {}
         for node in self.values:
             outcome = self.outcomes.get(node.name)
             rows = growth.get(node.name, 1.0)
-            if outcome is None:
-                forward = backward = backward_input = 0.0
-            else:
+            own = Seconds()
+            if outcome is not None:
                 key = id(outcome), rows, self._state_bytes(node.name)
                 if key not in priced:
-                    work = outcome.work
-                    priced[key] = tuple(
-                        seconds(grown(steps, rows, key[-1]), device, link)
-                        for steps in (work.forward, work.backward, work.backward_input)
-                    )
-                forward, backward, backward_input = priced[key]
-            again = forward if node.name in self.runs_again else 0.0
-            sums = grown(self._sums.get(node.name, ()), rows, 0)
+                    priced[key] = prices.call(self.calls.get(node.name), outcome, rows, key[-1])
+                own = priced[key]
+            again = own.forward_s if node.name in self.runs_again else 0.0
+            sums, weight_sums = self.sums.get(node.name, ()), self.weight_sums.get(node.name, ())
             times[node.name] = NodeTime(
-                forward_s=forward,
-                backward_input_s=again + backward_input + seconds(sums, device, link),
-                # A kernel that makes both gradients at once leaves little for the weight's.
-                backward_weight_s=max(0.0, backward - backward_input)
-                + seconds(self._weight_sums.get(node.name, ()), device, link),
+                forward_s=own.forward_s,
+                backward_input_s=again + own.backward_input_s + sum(prices.addition(spec, rows) for spec in sums),
+                backward_weight_s=own.backward_weight_s + sum(prices.addition(spec, 1.0) for spec in weight_sums),
             )
         return times
+
+    def unmeasured(self, prices: CallTimes, times: Mapping[str, NodeTime]) -> list[str]:
+        """A note on the nodes whose times are not measured, if there are any."""
+        names = [name for name in self.outcomes if prices.measured(self.calls.get(name)) is None]
+        if not names:
+            return []
+        share, whole = (sum(times[name].forward_s + times[name].backward_s for name in of) for of in (names, times))
+        return [
+            f"{len(names)} of {len(self.outcomes)} operators, {share / whole if whole else 0.0:.1%} of the predicted "
+            "time, were not measured: their times are estimated."
+        ]
 
     def saved(self, block_bytes: int, growth: Growth) -> tuple[SavedTensor, ...]:
         """Every storage that autograd keeps, each rounded up to the allocator's block."""
@@ -223,8 +253,8 @@ class Walk:
         if node.target is operator.getitem:
             return self._resolve(node.args[0])[node.args[1]]
         arguments = self._resolve((node.args, node.kwargs))
-        call = self._call(node, arguments)
-        key = signature_of(call, self._ranks)
+        call = self.calls[node.name] = self._call(node, arguments)
+        key = signature_of(call, self.ranks)
         outcome = self._seen.get(key)
         if outcome is None:
             try:
@@ -278,8 +308,8 @@ class Walk:
             result.storage.shard = inputs[0].storage
         self._spread_requires_grad(node, inputs, result)
         if outcome.work.backward:
-            self._weight_sums[node.name] = [
-                addition(value.spec) for value in inputs if value.parameter and value.spec.requires_grad
+            self.weight_sums[node.name] = [
+                value.spec for value in inputs if value.parameter and value.spec.requires_grad
             ]
         return result
 
@@ -309,8 +339,8 @@ class Walk:
             return
         readers = sum(1 for user in node.users if user.op != "output")
         if readers > 1:
-            sums = self._weight_sums if value.spec.weight else self._sums
-            sums.setdefault(node.name, []).extend([addition(value.spec)] * (readers - 1))
+            sums = self.weight_sums if value.spec.weight else self.sums
+            sums.setdefault(node.name, []).extend([value.spec] * (readers - 1))
 
     def _recompute(self, region: list[fx.Node]) -> None:
         """Backward runs a region again up to the last node that saves something (torch stops it there)."""
@@ -383,11 +413,6 @@ def _with_parameters(work: Any, module: torch.nn.Module, call: Call) -> Any:
     return replace(
         work, forward=grown(work.forward), backward=grown(work.backward), backward_input=grown(work.backward_input[:1])
     )
-
-
-def addition(spec: TensorSpec) -> Kernel:
-    """`a += b`: two reads and a write."""
-    return Kernel("add_", "pointwise", spec.dtype, 0.0, 3.0 * spec.bytes)
 
 
 def signature_of(call: Call, ranks: int) -> Any:

@@ -26,9 +26,9 @@ from autopart.profiler.analytic import (
     CUDA_BLOCK_BYTES,
     Outcomes,
     Walk,
-    addition,
     signature_of,
 )
+from autopart.profiler.call_times import addition
 from autopart.profiler.isolated import Call, Outcome, Result, Runner, Step, TensorSpec, Work
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.moves import copied
