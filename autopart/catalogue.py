@@ -13,6 +13,7 @@ import yaml
 
 from autopart.cluster import Device, Link
 from autopart.errors import UsageError
+from autopart.hardware import EfficiencyFields
 from autopart.units import parse_bytes
 
 DEFAULT_GPU = "H100-80G"
@@ -102,5 +103,10 @@ def _entry(name: str, fields: dict[str, Any], links: dict[str, Link]) -> Entry:
         source=fields["source"],
         kind=fields.get("kind", "cuda"),
         launch_s=fields["launch_us"] * 1e-6,
+        cache_bytes=parse_bytes(fields["cache"]) if "cache" in fields else 0,
+        efficiency={
+            family: EfficiencyFields.model_validate(fitted).build()
+            for family, fitted in fields.get("efficiency", {}).items()
+        },
     )
     return Entry(device, links[fields["link"]], links[fields["network"]])

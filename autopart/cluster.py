@@ -13,12 +13,29 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from autopart.errors import UsageError
 
 MAX_DEVICES = 65_536
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """What a family of operators reaches of a device's peaks; `profiler/roofline.py` says how it is used.
+
+    Attributes:
+        of_rate: Fraction of the peak rate, at large sizes.
+        of_bandwidth: Fraction of the memory bandwidth.
+        ramp_s: What each kernel takes besides.
+        of_cache: The same as `of_bandwidth` for bytes that fit the device's cache; None: as from memory.
+    """
+
+    of_rate: float
+    of_bandwidth: float
+    ramp_s: float
+    of_cache: float | None = None
 
 
 @dataclass(frozen=True)
@@ -33,6 +50,8 @@ class Device:
         source: Where the figures are from.
         kind: Device type in torch's words: which kernels run, hence what autograd saves.
         launch_s: Time to start one kernel from eager PyTorch.
+        cache_bytes: Last-level cache that a program has to itself; 0: not told apart from memory.
+        efficiency: Family of operators -> what was fitted for it; others have the defaults of the kind.
     """
 
     name: str
@@ -42,15 +61,45 @@ class Device:
     source: str
     kind: Literal["cuda", "cpu"] = "cuda"
     launch_s: float = 5e-6
+    cache_bytes: int = 0
+    efficiency: Mapping[str, Efficiency] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class CollectiveCost:
+    """What was fitted for one collective on a link: time = steps x latency + sent bytes / bandwidth.
+
+    Attributes:
+        collective: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
+        algorithm: How steps grow with the ranks (`sharding/conversions.py`).
+        latency_s: Of one step.
+        bandwidth_bytes_per_s: At which a rank sends.
+    """
+
+    collective: str
+    algorithm: Literal["ring", "tree"]
+    latency_s: float
+    bandwidth_bytes_per_s: float
 
 
 @dataclass(frozen=True)
 class Link:
-    """A one-way connection: time of a message is latency + bytes / bandwidth."""
+    """A one-way connection: time of a message is latency + bytes / bandwidth.
+
+    Attributes:
+        both_ways_bytes_per_s: Bandwidth of each direction while the other one is in use; None: the same.
+        collectives: Those that were measured; others are priced by latency and bandwidth of the link.
+    """
 
     name: str
     latency_s: float
     bandwidth_bytes_per_s: float
+    both_ways_bytes_per_s: float | None = None
+    collectives: tuple[CollectiveCost, ...] = ()
+
+    def measured(self, collective: str) -> CollectiveCost | None:
+        """What was fitted for a collective."""
+        return next((cost for cost in self.collectives if cost.collective == collective), None)
 
 
 @dataclass(frozen=True)
@@ -156,8 +205,8 @@ class Cluster:
             "devices": [device.name for device in self.devices],
             "nodes": list(self.nodes),
             "kinds": {device.name: _plain(device) for device in self.devices},
-            "intra_node": asdict(self.intra_node),
-            "inter_node": asdict(self.inter_node),
+            "intra_node": _plain_link(self.intra_node),
+            "inter_node": _plain_link(self.inter_node),
             "notes": list(self.notes),
         }
 
@@ -248,7 +297,12 @@ def _read_file(path: str | os.PathLike[str]) -> Cluster:
 
 
 def _plain(device: Device) -> dict[str, Any]:
-    return {**asdict(device), "flops_per_s": dict(device.flops_per_s)}
+    efficiency = {family: asdict(fitted) for family, fitted in device.efficiency.items()}
+    return {**asdict(device), "flops_per_s": dict(device.flops_per_s), "efficiency": efficiency}
+
+
+def _plain_link(link: Link) -> dict[str, Any]:
+    return {**asdict(link), "collectives": [asdict(cost) for cost in link.collectives]}
 
 
 def _not_a_cluster(spec: object) -> UsageError:

@@ -8,13 +8,16 @@
         memory_bandwidth: 2039GB/s
         kind: cuda                    # or cpu
         launch: 5us                   # time to start one kernel
+        cache: 32MiB                  # optional: last-level cache of a CPU
+        efficiency:                   # optional: what was fitted (autopart calibrate writes it)
+          matmul: {of_rate: 0.7, of_bandwidth: 0.8, ramp: 2us}
         source: "measured here"
     machines:                         # in rank order
       - gpus: [MyGPU, MyGPU, T4]      # names of this file or of the catalogue
         count: 2                      # optional: as many machines alike
     links:                            # optional: one direction; else the slowest of the catalogue's
       intra_node: {bandwidth: 300GB/s, latency: 8us}
-      inter_node: {bandwidth: 400Gbit/s, latency: 10us}
+      inter_node: {bandwidth: 400Gbit/s, latency: 10us}        # also both_ways and collectives (see `hardware`)
 
 Types are strict: quantities are text with a unit, names are text, unknown keys are refused. YAML aliases and repeated
 keys are refused too, because the one can make a small file huge and the other hides what was meant.
@@ -28,60 +31,34 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from autopart.catalogue import catalogue, find
-from autopart.cluster import MAX_DEVICES, Cluster, Device, Link
+from autopart.cluster import MAX_DEVICES, Cluster, CollectiveCost, Device, Efficiency, Link
 from autopart.errors import InputFileError, UsageError
-from autopart.units import parse_bandwidth, parse_bytes, parse_rate, parse_seconds
+from autopart.hardware import DeviceFields, LinkFields, Strict
 
 MAX_FILE_BYTES = 1_000_000
 
-_Bytes = Annotated[int, BeforeValidator(parse_bytes)]
-_Bandwidth = Annotated[float, BeforeValidator(parse_bandwidth)]
-_Seconds = Annotated[float, BeforeValidator(parse_seconds)]
-_Rate = Annotated[float, BeforeValidator(parse_rate)]
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Latency = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-
-class DeviceFields(_Strict):
-    """A kind of device in a cluster file."""
-
-    base: str | None = None
-    memory: _Bytes | None = None
-    rates: dict[str, _Rate] | None = None
-    memory_bandwidth: _Bandwidth | None = None
-    kind: Literal["cuda", "cpu"] | None = None
-    launch: _Seconds | None = None
-    source: str | None = None
-
-
-class MachineFields(_Strict):
+class MachineFields(Strict):
     """One machine, or several alike."""
 
     gpus: Annotated[list[str], Field(min_length=1)]
     count: Annotated[int, Field(ge=1, le=MAX_DEVICES)] = 1
 
 
-class LinkFields(_Strict):
-    """A link of a cluster file, one direction."""
-
-    bandwidth: _Bandwidth
-    latency: _Seconds
-
-
-class LinksFields(_Strict):
+class LinksFields(Strict):
     """The two links of a cluster file."""
 
     intra_node: LinkFields | None = None
     inter_node: LinkFields | None = None
 
 
-class ClusterFields(_Strict):
+class ClusterFields(Strict):
     """A cluster file."""
 
     devices: dict[str, DeviceFields] = Field(default_factory=dict)
@@ -89,23 +66,49 @@ class ClusterFields(_Strict):
     links: LinksFields = Field(default_factory=LinksFields)
 
 
-class _DeviceData(_Strict):
+class _EfficiencyData(Strict):
+    of_rate: _Positive
+    of_bandwidth: _Positive
+    ramp_s: _Latency
+    of_cache: _Positive | None = None
+
+
+class _DeviceData(Strict):
     name: str
     memory_bytes: Annotated[int, Field(gt=0)]
     flops_per_s: dict[str, _Positive]
     memory_bandwidth_bytes_per_s: _Positive
     source: str
     kind: Literal["cuda", "cpu"]
-    launch_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    launch_s: _Latency
+    cache_bytes: Annotated[int, Field(ge=0)] = 0
+    efficiency: dict[str, _EfficiencyData] = Field(default_factory=dict)
+
+    def build(self) -> Device:
+        fitted = {family: Efficiency(**data.model_dump()) for family, data in self.efficiency.items()}
+        return Device(**{**self.model_dump(), "efficiency": fitted})
 
 
-class _LinkData(_Strict):
-    name: str
-    latency_s: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+class _CollectiveData(Strict):
+    collective: str
+    algorithm: Literal["ring", "tree"]
+    latency_s: _Latency
     bandwidth_bytes_per_s: _Positive
 
 
-class _ClusterData(_Strict):
+class _LinkData(Strict):
+    name: str
+    latency_s: _Latency
+    bandwidth_bytes_per_s: _Positive
+    both_ways_bytes_per_s: _Positive | None = None
+    collectives: list[_CollectiveData] = Field(default_factory=list)
+
+    def build(self) -> Link:
+        costs = tuple(CollectiveCost(**data.model_dump()) for data in self.collectives)
+        return Link(**{**self.model_dump(), "collectives": costs})
+
+
+class _ClusterData(Strict):
     devices: Annotated[list[str], Field(min_length=1, max_length=MAX_DEVICES)]
     nodes: list[int]
     kinds: dict[str, _DeviceData]
@@ -148,13 +151,13 @@ def cluster_from_data(data: Any) -> Cluster:
     unknown = [name for name in fields.devices if name not in fields.kinds]
     if unknown:
         raise InputFileError(f"cluster, devices: '{unknown[0]}' is not described under kinds.")
-    kinds = {name: Device(**kind.model_dump()) for name, kind in fields.kinds.items()}
+    kinds = {name: kind.build() for name, kind in fields.kinds.items()}
     return _guard(
         lambda: Cluster(
             devices=tuple(kinds[name] for name in fields.devices),
             nodes=tuple(fields.nodes),
-            intra_node=Link(**fields.intra_node.model_dump()),
-            inter_node=Link(**fields.inter_node.model_dump()),
+            intra_node=fields.intra_node.build(),
+            inter_node=fields.inter_node.build(),
             notes=tuple(fields.notes),
         ),
         "cluster",
@@ -165,21 +168,14 @@ def _device(name: str, fields: DeviceFields, where: str) -> Device:
     """A device of the file: its own figures, else those of its base."""
     where = f"{where}, devices.{name}"
     base = _find(fields.base, f"{where}.base").device if fields.base is not None else None
-    own = {
-        "memory_bytes": fields.memory,
-        "flops_per_s": fields.rates,
-        "memory_bandwidth_bytes_per_s": fields.memory_bandwidth,
-        "kind": fields.kind,
-        "launch_s": fields.launch,
-        "source": fields.source or (f"the user's file, based on {base.name}" if base else "the user's file"),
-    }
-    given = {key: value for key, value in own.items() if value is not None}
+    source = f"the user's file, based on {base.name}" if base else "the user's file"
+    given = {"source": source, **fields.given()}
     if base is None:
         needed = {"memory": fields.memory, "rates": fields.rates, "memory_bandwidth": fields.memory_bandwidth}
         missing = [key for key, value in needed.items() if value is None]
         if missing:
             raise InputFileError(f"{where}: {', '.join(missing)} missing; give it, or a base from the catalogue.")
-        device = Device(name=name, **given)  # type: ignore[arg-type]
+        device = Device(name=name, **given)
     else:
         device = Device(**{**vars(base), **given, "name": name})
     if "float32" not in device.flops_per_s:
@@ -193,7 +189,7 @@ def _device(name: str, fields: DeviceFields, where: str) -> Device:
 
 def _link(name: str, fields: LinkFields | None, fallbacks: list[Link], where: str) -> Link:
     if fields is not None:
-        return Link(name, latency_s=fields.latency, bandwidth_bytes_per_s=fields.bandwidth)
+        return fields.build(name)
     if not fallbacks:
         raise InputFileError(
             f"{where}, links.{name}: missing, and no device has a base in the catalogue to take it from."

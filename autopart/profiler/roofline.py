@@ -1,67 +1,74 @@
 """Roofline: seconds of a kernel on a device; and of the steps of a node, some of which are collectives.
 
-    execution = max(flops / (peak rate x fraction), bytes / (memory bandwidth x fraction)) + ramp
+    compute   = flops / (peak rate x of_rate)
+    memory    = (bytes - cached) / (memory bandwidth x of_bandwidth) + cached / (memory bandwidth x of_cache)
+    execution = max(compute, memory) + ramp,                              cached = min(bytes, the device's cache)
     GPU: time = max(launch, execution)     the host starts kernels ahead of the device; the slower of the two counts
     CPU: time = launch + execution         one thread does both
 
 The fractions are what a family of operators reaches of the peaks at large sizes. The ramp makes efficiency depend on
-size: a kernel whose ideal time equals the ramp runs at half of its family's fraction. Fractions and ramps are stated
-assumptions (docs/costs.md), the same for every device of a kind; they rank operators rather than promise microseconds.
+size: a kernel whose ideal time equals the ramp runs at half of its family's fraction. A device has its own curves where
+they were fitted to measurements (`calibration`); else the defaults of its kind hold, which are stated assumptions
+(docs/costs.md): they rank operators rather than promise microseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 import torch
 
-from autopart.cluster import Device, Link
+from autopart.cluster import Device, Efficiency, Link
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.ranks import Exchange
 
-
-@dataclass(frozen=True)
-class Family:
-    """Fractions of the peaks that a family of operators reaches at large sizes."""
-
-    of_rate: float
-    of_bandwidth: float
-
-
+# Family -> fraction of the peak rate, fraction of the memory bandwidth.
 # Causal attention computes about half of the scores that torch's formula counts.
-FAMILIES: dict[str, dict[str, Family]] = {
+_SHARES: dict[str, dict[str, tuple[float, float]]] = {
     "cuda": {
-        "matmul": Family(0.70, 0.80),
-        "convolution": Family(0.50, 0.75),
-        "attention": Family(0.45, 0.75),
-        "causal attention": Family(0.80, 0.75),
-        "normalization": Family(0.50, 0.65),
-        "reduction": Family(0.50, 0.70),
-        "gather": Family(0.50, 0.40),
-        "pointwise": Family(0.50, 0.80),
+        "matmul": (0.70, 0.80),
+        "convolution": (0.50, 0.75),
+        "attention": (0.45, 0.75),
+        "causal attention": (0.80, 0.75),
+        "normalization": (0.50, 0.65),
+        "reduction": (0.50, 0.70),
+        "gather": (0.50, 0.40),
+        "pointwise": (0.50, 0.80),
     },
     "cpu": {
-        "matmul": Family(0.85, 0.80),
-        "convolution": Family(0.85, 0.60),
-        "attention": Family(0.45, 0.60),
-        "causal attention": Family(0.65, 0.60),
-        "normalization": Family(0.50, 0.35),
-        "reduction": Family(0.50, 0.60),
-        "gather": Family(0.50, 0.40),
-        "pointwise": Family(0.50, 0.45),
+        "matmul": (0.85, 0.80),
+        "convolution": (0.85, 0.60),
+        "attention": (0.45, 0.60),
+        "causal attention": (0.65, 0.60),
+        "normalization": (0.50, 0.35),
+        "reduction": (0.50, 0.60),
+        "gather": (0.50, 0.40),
+        "pointwise": (0.50, 0.45),
     },
 }
+_RAMP_S = {"cuda": 2e-6, "cpu": 1e-6}
 
-RAMP_S = {"cuda": 2e-6, "cpu": 1e-6}
+DEFAULTS: Mapping[str, Mapping[str, Efficiency]] = {
+    kind: {family: Efficiency(*shares, _RAMP_S[kind]) for family, shares in families.items()}
+    for kind, families in _SHARES.items()
+}
+"""Kind of device -> family -> what holds where nothing was fitted."""
+
+
+def efficiency(device: Device, family: str) -> Efficiency:
+    """The curve of a family on a device."""
+    return device.efficiency.get(family) or DEFAULTS[device.kind][family]
 
 
 def kernel_seconds(kernel: Kernel, device: Device) -> float:
     """Predicted seconds of one kernel."""
-    family = FAMILIES[device.kind][kernel.family]
-    compute_s = kernel.flops / (_rate(device, kernel.dtype) * family.of_rate)
-    memory_s = kernel.bytes / (device.memory_bandwidth_bytes_per_s * family.of_bandwidth)
-    execution_s = max(compute_s, memory_s) + RAMP_S[device.kind]
+    curve = efficiency(device, kernel.family)
+    compute_s = kernel.flops / (_rate(device, kernel.dtype) * curve.of_rate)
+    cached = min(kernel.bytes, device.cache_bytes) if curve.of_cache else 0.0
+    memory_s = (kernel.bytes - cached) / (device.memory_bandwidth_bytes_per_s * curve.of_bandwidth)
+    if curve.of_cache:
+        memory_s += cached / (device.memory_bandwidth_bytes_per_s * curve.of_cache)
+    execution_s = max(compute_s, memory_s) + curve.ramp_s
     return max(device.launch_s, execution_s) if device.kind == "cuda" else device.launch_s + execution_s
 
 

@@ -15,25 +15,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, log2, prod
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from autopart.cluster import Link
+from autopart.cluster import CollectiveCost, Link
 from autopart.runtime import collectives
 from autopart.runtime.shards import local_size
 from autopart.sharding.layouts import R_STAR, Kind, Layout, P, R, Split, convertible, local_shape
 
+Amount = TypeVar("Amount", float, NDArray[np.float64])
+
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 
-# Bytes that a rank sends, as a share of the whole tensor times (t - 1) / t, and rounds of latency in units of log2(t),
-# for the ring and recursive-doubling algorithms (Thakur, Rabenseifner, Gropp 2005).
+# Bytes that a rank sends, as a share of the whole tensor times (t - 1) / t, and how often an algorithm goes through its
+# steps: an all-reduce is a reduce-scatter and an all-gather (Thakur, Rabenseifner, Gropp 2005).
 SHARES: dict[Collective, tuple[float, int]] = {
     "all_reduce": (2.0, 2),
     "all_gather": (1.0, 1),
     "reduce_scatter": (1.0, 1),
     "all_to_all": (1.0, 1),  # of a shard
 }
+
+# Steps among t ranks: around a ring (NCCL's and gloo's for large messages), or in doubling distances, which is what
+# NCCL's trees take (its `tuning.cc` prices both as here: latency times steps plus bytes over bandwidth).
+STEPS: dict[str, Callable[[int], int]] = {"ring": lambda t: t - 1, "tree": lambda t: ceil(log2(t)) if t > 1 else 0}
 
 
 def move(before: Kind, after: Kind) -> Collective | None:
@@ -135,12 +143,16 @@ def sent_bytes(collective: Collective, whole_bytes: int, t: int) -> int:
     return int(whole_bytes * share * (t - 1) / t)
 
 
-def collective_seconds(collective: Collective | None, sent_bytes: int, t: int, link: Link) -> float:
-    """Time of a collective in which a rank sends so many bytes."""
+def collective_seconds(collective: Collective | None, sent_bytes: Amount, t: int, link: Link) -> Amount:
+    """Time of a collective in which each of t ranks sends so many bytes (a number, or an array of them).
+
+    By what was measured for it on the link; else as a tree of messages with the link's own latency and bandwidth.
+    """
     if collective is None:
-        return 0.0
-    rounds = SHARES[collective][1] * ceil(log2(t)) if t > 1 else 0
-    return rounds * link.latency_s + sent_bytes / link.bandwidth_bytes_per_s
+        return 0.0 * sent_bytes
+    fitted = link.measured(collective) or CollectiveCost(collective, "tree", link.latency_s, link.bandwidth_bytes_per_s)
+    steps = SHARES[collective][1] * STEPS[fitted.algorithm](t)
+    return steps * fitted.latency_s + sent_bytes / fitted.bandwidth_bytes_per_s
 
 
 def conversion(a: Layout, b: Layout, shape: tuple[int, ...], t: int, differentiable: bool = True) -> Conversion:

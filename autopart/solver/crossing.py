@@ -7,11 +7,10 @@ section 4.1). Its gradient comes back in the same way.
 
 from __future__ import annotations
 
-from math import ceil, log2
-
 import numpy as np
 
 from autopart.cluster import Link
+from autopart.sharding.conversions import collective_seconds
 from autopart.solver.problem import Floats
 
 
@@ -22,9 +21,9 @@ def whole_s(link: Link, forward: Floats, backward: Floats) -> Floats:
 
 def sliced_s(link: Link, inside: Link, t: int, forward: Floats, backward: Floats) -> Floats:
     """The same in slices: 1/t over `link`, then an all-gather of t ranks over the link inside a group."""
-    gather = _messages(backward) * ceil(log2(t)) * inside.latency_s
-    gather = gather + (forward + backward) * (t - 1) / t / inside.bandwidth_bytes_per_s
-    return whole_s(link, forward / t, backward / t) + gather
+    gather = collective_seconds("all_gather", forward * (t - 1) / t, t, inside)
+    back = collective_seconds("all_gather", backward * (t - 1) / t, t, inside)
+    return whole_s(link, forward / t, backward / t) + gather + np.where(backward > 0, back, 0.0)
 
 
 def _messages(backward: Floats) -> Floats:
