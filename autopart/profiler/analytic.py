@@ -29,7 +29,7 @@ from autopart.profiler.call_times import CallTimes, Seconds
 from autopart.profiler.growth import Growth, batch_dependent, resized
 from autopart.profiler.isolated import Call, Outcome, Place, Result, Runner, TensorSpec, estimate
 from autopart.profiler.kernels import Kernel
-from autopart.profiler.measured_times import MeasuredTimes
+from autopart.profiler.profile_file import Profile
 from autopart.profiler.recomputation import recomputed_regions
 from autopart.sharding import LocalGraph
 
@@ -70,7 +70,7 @@ def profile(
     cluster: Cluster,
     tensor_link: Link | None = None,
     outcomes: Outcomes | None = None,
-    measured: MeasuredTimes | None = None,
+    measured: Profile | None = None,
 ) -> Costs:
     """Predicted time and memory of every node of the graph's primary capture, for one microbatch.
 
@@ -95,7 +95,7 @@ def profile_rows(
     cluster: Cluster,
     growths: Sequence[float],
     outcomes: Outcomes | None = None,
-    measured: MeasuredTimes | None = None,
+    measured: Profile | None = None,
 ) -> Iterator[Costs]:
     """As `profile`, estimated for microbatches of so many times the graph's rows (see `growth`)."""
     walk = Walk(graph, cluster.devices[0].kind, outcomes)
@@ -106,7 +106,7 @@ def profile_rows(
 
 
 def _costs(
-    walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth, measured: MeasuredTimes | None
+    walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth, measured: Profile | None
 ) -> Costs:
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
     link = tensor_link or cluster.intra_node
@@ -117,10 +117,10 @@ def _costs(
     times = {}
     source = "analytic"
     for name, device in devices.items():
-        prices = CallTimes(device, link, walk.ranks, measured.on(name) if measured else None)
+        prices = CallTimes(device, link, walk.ranks, measured)
         times[name] = walk.times(prices, growth)
-        if measured is not None and measured.device == name:
-            source = "measured"
+        if prices.profile is not None:
+            source = prices.profile.source
             notes = [*notes, *walk.unmeasured(prices, times[name])]
     return Costs(
         times=times,

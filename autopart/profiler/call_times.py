@@ -6,7 +6,6 @@ measured seconds grow as the formula's do.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from autopart.cluster import Device, Link
@@ -15,6 +14,7 @@ from autopart.profiler.isolated import Call, Outcome, Step, TensorSpec
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.keys import key_of
 from autopart.profiler.measurement import Measurement, addition_call
+from autopart.profiler.profile_file import Profile
 from autopart.profiler.ranks import Exchange
 from autopart.profiler.roofline import seconds
 
@@ -31,18 +31,19 @@ class Seconds:
 class CallTimes:
     """Seconds on a device, with a link between the ranks that hold one model together."""
 
-    def __init__(
-        self, device: Device, link: Link, ranks: int = 1, measured: Mapping[str, Measurement] | None = None
-    ) -> None:
-        """Args: measured: By key (`keys.key_of`)."""
+    def __init__(self, device: Device, link: Link, ranks: int = 1, measured: Profile | None = None) -> None:
+        """Args: measured: Of any device; it is used if it is of this one."""
         self._device = device
         self._link = link
         self._ranks = ranks
-        self._measured = measured or {}
+        self.profile = measured if measured is not None and measured.device.name == device.name else None
 
     def measured(self, call: Call | None) -> Measurement | None:
         """What was measured of a call; None for what has no call, an opaque node say."""
-        return self._measured.get(key_of(call, self._ranks)) if call is not None and self._measured else None
+        if self.profile is None or call is None:
+            return None
+        entry = self.profile.entries.get(key_of(call, self._ranks))
+        return entry.time if entry is not None else None
 
     def call(self, call: Call | None, outcome: Outcome, rows: float, fixed: int) -> Seconds:
         """Seconds of a call for `rows` times as many rows, when `fixed` bytes of what it touches stay as they are."""

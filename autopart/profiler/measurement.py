@@ -3,32 +3,44 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import torch
+from pydantic import ConfigDict, Field
 
 from autopart.profiler.isolated import Call, TensorSpec
 from autopart.profiler.keys import contiguous_stride
+from autopart.strict_json import STRICT
+
+Amount = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0)]
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One call, measured.
+    """Times of one call.
 
     Attributes:
         forward_s: Median seconds of the call.
         backward_input_s: Of the gradients of its activations.
         backward_weight_s: What the gradients of its weights add to that.
         spread: Interquartile range of the repeats over their median, the largest of the parts.
-        repeats: The fewest times that a part was run.
+        repeats: The fewest times that a part was run; 0: nothing was, the seconds are a formula's.
         peak_bytes: Most bytes beyond its inputs, forward or backward; None where the device does not tell.
     """
 
-    forward_s: float
-    backward_input_s: float
-    backward_weight_s: float
-    spread: float
-    repeats: int
-    peak_bytes: int | None = None
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    forward_s: Amount
+    backward_input_s: Amount
+    backward_weight_s: Amount
+    spread: Amount
+    repeats: Count
+    peak_bytes: Count | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward."""
+        return self.forward_s + self.backward_input_s + self.backward_weight_s
 
 
 def addition_call(spec: TensorSpec) -> Call:

@@ -1,0 +1,86 @@
+"""Tables of profiles: the operators of one by kind, and the calls of two side by side."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from tabulate import tabulate
+
+from autopart.profiler.keys import operator_of
+
+if TYPE_CHECKING:
+    from autopart.profiler.profile_file import Entry, Profile
+
+
+def format_profile(profile: Profile) -> str:
+    """Kinds of operators: how many calls and different ones, milliseconds forward and backward, share of the whole."""
+    kinds: dict[str, list[Entry]] = defaultdict(list)
+    for key, entry in profile.entries.items():
+        kinds[operator_of(key)].append(entry)
+    whole = sum(entry.seconds for entry in profile.entries.values())
+    order = sorted(kinds, key=lambda kind: (-sum(entry.seconds for entry in kinds[kind]), kind))
+    rows = [_row(kind, kinds[kind], whole) for kind in order]
+    rows.append(_row("all", list(profile.entries.values()), whole))
+    device = profile.device
+    how = f"{profile.source} for" if profile.source == "analytic" else "measured on"
+    lines = [
+        f"{profile.model}, {how} {device.name}" + (f" ({device.model})" if device.model != device.name else ""),
+        "",
+        tabulate(rows, headers="keys", floatfmt=".4g"),
+        *(f"Note: {note}" for note in profile.notes),
+    ]
+    return "\n".join(lines)
+
+
+def _row(kind: str, entries: list[Entry], whole: float) -> dict[str, str | int | float]:
+    forward, own = sum(e.count * e.time.forward_s for e in entries), sum(e.seconds for e in entries)
+    return {
+        "operator": kind,
+        "calls": sum(e.count for e in entries),
+        "distinct": len(entries),
+        "forward ms": 1e3 * forward,
+        "backward ms": 1e3 * (own - forward),
+        "share": f"{own / whole if whole else 0.0:.1%}",
+        "spread": f"{max((e.time.spread for e in entries), default=0.0):.0%}",
+    }
+
+
+def format_diff(before: Profile, after: Profile, limit: int = 40) -> str:
+    """Calls of two profiles, those first whose times differ most in sum; `ratio` is after / before.
+
+    Args:
+        limit: Most calls to show.
+    """
+    both = before.entries.keys() & after.entries.keys()
+    order = sorted(both, key=lambda key: (-abs(_moved(before, after, key)), key))
+    sums = [sum(p.entries[key].seconds for key in both) for p in (before, after)]
+    rows = [_pair(key, before.entries[key], after.entries[key]) for key in order[:limit]]
+    rows.append({"call": f"all {len(both)} of both", **_milliseconds(*sums)})
+    lines = [
+        f"before: {before.model}, {before.source}, {before.device.name} ({before.device.model})",
+        f"after:  {after.model}, {after.source}, {after.device.name} ({after.device.model})",
+        "",
+        tabulate(rows, headers="keys", floatfmt=".4g"),
+    ]
+    if len(order) > limit:
+        lines.append(f"{len(order) - limit} more calls are not shown; they are part of the sum.")
+    for profile, name, other in ((before, "before", after), (after, "after", before)):
+        alone = profile.entries.keys() - other.entries.keys()
+        if alone:
+            ms = 1e3 * sum(profile.entries[key].seconds for key in alone)
+            lines.append(f"{len(alone)} calls are in '{name}' alone ({ms:.4g} ms).")
+    return "\n".join(lines)
+
+
+def _moved(before: Profile, after: Profile, key: str) -> float:
+    return after.entries[key].seconds - before.entries[key].seconds
+
+
+def _pair(key: str, before: Entry, after: Entry) -> dict[str, str | int | float]:
+    return {"call": key, "count": after.count, **_milliseconds(before.seconds, after.seconds)}
+
+
+def _milliseconds(before: float, after: float) -> dict[str, str | float]:
+    ratio = f"{after / before:.3g}" if before else "-"
+    return {"before ms": 1e3 * before, "after ms": 1e3 * after, "ratio": ratio}
