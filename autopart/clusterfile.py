@@ -26,19 +26,17 @@ keys are refused too, because the one can make a small file huge and the other h
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError
 
 from autopart.catalogue import catalogue, find
 from autopart.cluster import MAX_DEVICES, Cluster, CollectiveCost, Device, Efficiency, Link
 from autopart.errors import InputFileError, UsageError
 from autopart.hardware import DeviceFields, LinkFields, Strict
-
-MAX_FILE_BYTES = 1_000_000
+from autopart.plain_yaml import read_yaml, write_new_yaml
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _Latency = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -124,7 +122,7 @@ def read_cluster_file(path: str | os.PathLike[str]) -> Cluster:
         InputFileError: No such file, or not a cluster; the message names file and key.
     """
     where = f"Cluster file '{os.fspath(path)}'"
-    data = _load(Path(path), where)
+    data = read_yaml(Path(path), where)
     fields = _validate(ClusterFields, data, where)
     devices = {name: _device(name, kind, where) for name, kind in fields.devices.items()}
     names = [gpu for machine in fields.machines for gpu in dict.fromkeys(machine.gpus)]
@@ -143,6 +141,25 @@ def read_cluster_file(path: str | os.PathLike[str]) -> Cluster:
         ),
         where,
     )
+
+
+def write_cluster_file(
+    path: str | os.PathLike[str],
+    devices: Mapping[str, Mapping[str, Any]],
+    machines: Sequence[Mapping[str, Any]],
+    links: Mapping[str, Mapping[str, Any]],
+    comment: str,
+) -> None:
+    """Write a file that `read_cluster_file` reads (fields as in `hardware`).
+
+    Args:
+        comment: Lines that head the file.
+
+    Raises:
+        UsageError: There is a file of this name, or none can be written.
+    """
+    data = {"devices": devices, "machines": machines, "links": links}
+    write_new_yaml(Path(path), {key: value for key, value in data.items() if value}, comment)
 
 
 def cluster_from_data(data: Any) -> Cluster:
@@ -222,42 +239,3 @@ def _guard(build: Callable[[], _Result], where: str) -> _Result:
         return build()
     except UsageError as error:
         raise InputFileError(f"{where}: {error.message}", error.hint) from None
-
-
-class _PlainLoader(yaml.SafeLoader):
-    """SafeLoader without aliases and repeated keys."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.events.AliasEvent):
-            mark = self.peek_event().start_mark
-            raise yaml.MarkedYAMLError(problem="YAML aliases (*name) are not allowed", problem_mark=mark)
-        return super().compose_node(parent, index)
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Hashable, Any]:
-        keys: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in keys:
-                    raise yaml.MarkedYAMLError(problem=f"key '{key.value}' is there twice", problem_mark=key.start_mark)
-                keys.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-def _load(path: Path, where: str) -> Any:
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise InputFileError(f"{where} is larger than {MAX_FILE_BYTES:,} bytes.")
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputFileError(f"{where} cannot be read: {error.strerror}.") from None
-    except UnicodeDecodeError:
-        raise InputFileError(f"{where} is not text in UTF-8.") from None
-    try:
-        return yaml.load(text, Loader=_PlainLoader)
-    except yaml.MarkedYAMLError as error:
-        line = f", line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise InputFileError(f"{where}{line}: {error.problem}.") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputFileError(
-            f"{where} is not YAML: {str(error).splitlines()[0] if str(error) else 'nested too deep'}."
-        ) from None

@@ -112,6 +112,15 @@ def efficiency_as_fields(efficiency: Mapping[str, Efficiency]) -> dict[str, Any]
     }
 
 
+def fitted_fields(device: Device) -> dict[str, Any]:
+    """What a calibration says of a device, as `DeviceFields` reads it."""
+    return {
+        **({"cache": f"{device.cache_bytes}B"} if device.cache_bytes else {}),
+        "efficiency": efficiency_as_fields(device.efficiency),
+        "source": device.source,
+    }
+
+
 def device_as_fields(device: Device) -> dict[str, Any]:
     """A whole device as `DeviceFields` reads it."""
     rates = {dtype: f"{_digits(rate / 1e9)}GFLOP/s" for dtype, rate in device.flops_per_s.items()}

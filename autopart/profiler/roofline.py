@@ -63,7 +63,7 @@ def efficiency(device: Device, family: str) -> Efficiency:
 def kernel_seconds(kernel: Kernel, device: Device) -> float:
     """Predicted seconds of one kernel."""
     curve = efficiency(device, kernel.family)
-    compute_s = kernel.flops / (_rate(device, kernel.dtype) * curve.of_rate)
+    compute_s = kernel.flops / (peak_rate(device, kernel.dtype) * curve.of_rate)
     cached = min(kernel.bytes, device.cache_bytes) if curve.of_cache else 0.0
     memory_s = (kernel.bytes - cached) / (device.memory_bandwidth_bytes_per_s * curve.of_bandwidth)
     if curve.of_cache:
@@ -77,6 +77,6 @@ def seconds(steps: Iterable[Kernel | Exchange], device: Device, link: Link) -> f
     return sum(step.seconds(link) if isinstance(step, Exchange) else kernel_seconds(step, device) for step in steps)
 
 
-def _rate(device: Device, dtype: torch.dtype) -> float:
+def peak_rate(device: Device, dtype: torch.dtype) -> float:
     """Peak rate of a dtype; one without fast units (bfloat16 on a T4, say) runs at float32's."""
     return device.flops_per_s.get(str(dtype).removeprefix("torch."), device.flops_per_s["float32"])
