@@ -32,7 +32,7 @@ from .gathered_again import remember
 from .shards import cut, join, local_size
 
 # torch 2.14 renamed it, and warns at every call of the old name.
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Ranks(Protocol):
@@ -94,7 +94,7 @@ class ProcessRanks:
 
     def reduce_scatter(self, pieces: Sequence[torch.Tensor]) -> torch.Tensor:
         result = pieces[0].new_empty(pieces[0].numel())
-        _reduce_scatter(result, torch.cat([p.reshape(-1) for p in pieces]), group=self._group)
+        reduce_scatter_single(result, torch.cat([p.reshape(-1) for p in pieces]), group=self._group)
         return result.view(pieces[0].shape)
 
     def all_to_all(self, pieces: Sequence[torch.Tensor]) -> list[torch.Tensor]:
