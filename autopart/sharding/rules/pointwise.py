@@ -68,3 +68,14 @@ def _dropout_on_shards(
 
 
 DROPOUT = LabelRule(dropout_names, by_rows=True)
+
+
+def prelu(op: Operation) -> Names:
+    """`prelu(x[n, c, ...], weight[c])`, or one weight for all."""
+    channel = 1 if op.inputs[0].dim() > 1 else None
+    labels = tuple(f"d{i}" for i in range(op.inputs[0].dim()))
+    weight = labels[channel] if channel is not None and op.inputs[1].numel() > 1 else None
+    return Names((labels, (weight,) * op.inputs[1].dim()), (labels,))
+
+
+PRELU = LabelRule(prelu, by_rows=True)

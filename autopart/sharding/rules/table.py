@@ -24,7 +24,7 @@ from autopart.sharding.rules import (
     vocabulary,
 )
 from autopart.sharding.rules.labels import Rule
-from autopart.sharding.rules.pointwise import DROPOUT, pointwise
+from autopart.sharding.rules.pointwise import DROPOUT, PRELU, pointwise
 from autopart.sharding.rules.recurrent import RECURRENT
 
 
@@ -118,7 +118,7 @@ _add("where.ScalarSelf", pointwise(), "b(4, 8, 8), -5.0, f(4, 8, 8)")
 _add("masked_fill.Scalar masked_fill_.Scalar", pointwise(), "f(4, 8, 8), b(8, 8), -5.0", "f(4, 8, 8), b(4, 1, 8), 0.0")
 _add("masked_fill.Tensor", pointwise(), "f(4, 8, 8), b(8, 8), f()")
 _add("nan_to_num", NONLINEAR, ONE)
-_add("prelu", NONLINEAR, "f(4, 8, 8), f(1)")
+_add("prelu", PRELU, "f(4, 8, 8), f(1)", "f(4, 8, 8), f(8)", "f(4, 12, 8, 3), f(12)", "f(3, 7), f(7)")
 _add("copy_", pointwise([0, 1]), "f(4, 8, 8), f(8, 8)", "i(9, 4, 8), i(9, 4, 8)")
 _add("fill_.Scalar", pointwise(), "f(4, 8, 8), 2.0")
 _add("zero_", pointwise(), ONE)
@@ -189,7 +189,7 @@ _add(
     "f(16), f(16)",
     "f(4, 1, 8, 4), f(8, 4, 12)",
 )
-_add("dot", algebra.DOT, "f(8), f(8)")
+_add("dot", algebra.DOT, "f(3, 7), f(7)")
 _add(
     "einsum", algebra.EINSUM, "'bik,bjk->bij', [f(4, 8, 16), f(4, 12, 16)]", "'bhk,hkn->bhn', [f(4, 8, 4), f(8, 4, 12)]"
 )
