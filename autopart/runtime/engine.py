@@ -176,8 +176,8 @@ class Pipelined(Engine):
         self.info = SCHEDULES[schedule]
         self.ties = Ties(pipeline, self.modules, self.place, self.mesh)
         if pipeline.loss is not None:
-            self._stages = [self._torch_stage(index) for index in sorted(self.modules)]
-            self._schedule = _build(schedule, self.info, self._stages, self.microbatches)
+            self.torch_stages = [self._torch_stage(index) for index in sorted(self.modules)]
+            self._schedule = _build(schedule, self.info, self.torch_stages, self.microbatches)
 
     def place(self, stage: int) -> int:
         return process_of_stage(stage, len(self.pipeline.stages), self.info)

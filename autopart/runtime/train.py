@@ -27,6 +27,7 @@ from .initialization import initialize
 from .interface import Pipeline
 from .mesh import make_mesh
 from .process import Process, joined, number_of
+from .record import Recorder, prepare
 from .schedules import SCHEDULES
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -72,6 +73,7 @@ def parser(pipeline: Pipeline) -> argparse.ArgumentParser:
     add("--dtype", choices=list(DTYPES), default=None, help=f"of weights and floating inputs ({_name(pipeline.dtype)})")
     add("--seed", type=int, default=0, metavar="S", help="of weights, inputs and dropout (%(default)s)")
     add("--save", metavar="DIR", help="write model.safetensors, in the original names, and log.jsonl")
+    add("--record", metavar="FILE", help="write what the steps took, for autopart compare-run")
     add("--schedule", choices=list(SCHEDULES), default=pipeline.schedule, help="(%(default)s)")
     add("--microbatches", type=int, default=pipeline.microbatches, metavar="M", help="in one step (%(default)s)")
     add("--timeout-s", type=float, default=600.0, metavar="T", help="give up waiting for a process (%(default)s)")
@@ -83,7 +85,9 @@ def run(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> No
     if options.microbatches < 1:
         raise PackageError("--microbatches must be at least 1")
     table = in_dtype(pipeline, DTYPES[options.dtype] if options.dtype else pipeline.dtype)
-    batches = _batches(table, options)
+    steps, batches = _batches(table, options)
+    recorded = Path(options.record) if options.record else None
+    plan = prepare(recorded, steps, process) if recorded else {}
     folder = Path(options.save) if options.save else None
     if folder:
         claim(folder, process)
@@ -99,12 +103,14 @@ def run(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> No
     if process.number == 0:
         print(f"{pipeline.model}: {_describe(table, options, process)}", flush=True)
     optimizer = make_optimizer(options.optimizer, options.lr, engine)
+    recorder = Recorder(engine, optimizer, process, steps) if recorded else None
     log = (folder / "log.jsonl").open("x") if folder and process.number == 0 else nullcontext()
     with log as file:
         for step, batch in enumerate(batches):
             process.step = step
             start = time.perf_counter()
-            loss = _one(engine, optimizer, batch)
+            with recorder.step(step) if recorder else nullcontext():
+                loss = _one(engine, optimizer, batch)
             loss = _on_first_process(loss, engine, process)
             if process.number == 0:
                 result = "" if loss is None else f"  loss {loss:.6g}"
@@ -118,6 +124,10 @@ def run(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> No
         weights.save(table, engine.modules, path, engine.place, engine.mesh)
         if process.number == 0:
             print(f"wrote {path}", flush=True)
+    if recorder and recorded:
+        summary = recorder.write(recorded, {"plan": plan, **_how(table, options, engine)})
+        if summary:
+            print(summary, flush=True)
 
 
 def build(
@@ -215,15 +225,25 @@ def _on_first_process(loss: float | None, engine: Engine, process: Process) -> f
     return loss
 
 
-def _batches(pipeline: Pipeline, options: argparse.Namespace) -> Iterator[Mapping[str, torch.Tensor]]:
-    """The batches of each step, checked before anything runs; those of a file are repeated as often as needed."""
+def _batches(pipeline: Pipeline, options: argparse.Namespace) -> tuple[int, Iterator[Mapping[str, torch.Tensor]]]:
+    """How many steps, and their batches, checked before anything runs; those of a file are repeated as needed."""
     if options.batches:
         found = load_batches(options.batches, pipeline, options.microbatches)
         count = len(found) if options.steps is None else options.steps
-        return (found[step % len(found)] for step in range(count))
+        return count, (found[step % len(found)] for step in range(count))
     generator = torch.Generator().manual_seed(options.seed)
     count = 3 if options.steps is None else options.steps
-    return (random_batch(pipeline, options.microbatches, generator) for _ in range(count))
+    return count, (random_batch(pipeline, options.microbatches, generator) for _ in range(count))
+
+
+def _how(pipeline: Pipeline, options: argparse.Namespace, engine: Engine) -> dict[str, Any]:
+    """How the model was run, for a record."""
+    return {
+        "schedule": options.schedule if engine.mesh.places > 1 else None,
+        "microbatches": options.microbatches,
+        "optimizer": options.optimizer,
+        "dtype": _name(pipeline.dtype),
+    }
 
 
 def _describe(pipeline: Pipeline, options: argparse.Namespace, process: Process) -> str:
