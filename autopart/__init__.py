@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from autopart.errors import AutopartError
     from autopart.plan import Plan
     from autopart.profiler import profile
+    from autopart.simulator import Simulation, simulate
     from autopart.solver import solve
     from autopart.tracer import trace
     from autopart.verification import verify
@@ -33,6 +34,8 @@ _HOME = {
     "emit": "autopart.codegen",
     "partition": "autopart.api",
     "profile": "autopart.profiler",
+    "Simulation": "autopart.simulator",
+    "simulate": "autopart.simulator",
     "solve": "autopart.solver",
     "trace": "autopart.tracer",
     "verify": "autopart.verification",
@@ -43,10 +46,12 @@ __all__ = [
     "Cluster",
     "Partition",
     "Plan",
+    "Simulation",
     "__version__",
     "emit",
     "partition",
     "profile",
+    "simulate",
     "solve",
     "trace",
     "verify",

@@ -1,1 +1,5 @@
-"""What a plan does in time: an event simulation of every process under its schedule."""
+"""What a plan does in time: an event simulation of every process under the program that its schedule runs."""
+
+from autopart.simulator.simulation import Simulation, simulate
+
+__all__ = ["Simulation", "simulate"]

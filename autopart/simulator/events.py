@@ -85,7 +85,7 @@ class Deadlock(RuntimeError):
 def replay(
     programs: Sequence[Program],
     seconds: Callable[[Action], float],
-    size: Callable[[Message], float],
+    sizes: Callable[[Message], Sequence[float]],
     network: Network,
     *,
     sync_s: Sequence[float] = (),
@@ -95,13 +95,13 @@ def replay(
 
     Args:
         seconds: Of an action.
-        size: Bytes of a message.
+        sizes: Bytes of each tensor of a message.
         sync_s, update_s: For each process, the sum of tied gradients and the optimizer, in seconds.
 
     Raises:
         Deadlock: The programs cannot be run to their ends.
     """
-    return _Replay(programs, seconds, size, network, sync_s, update_s).run()
+    return _Replay(programs, seconds, sizes, network, sync_s, update_s).run()
 
 
 class _Replay:
@@ -109,12 +109,12 @@ class _Replay:
         self,
         programs: Sequence[Program],
         seconds: Callable[[Action], float],
-        size: Callable[[Message], float],
+        sizes: Callable[[Message], Sequence[float]],
         network: Network,
         sync_s: Sequence[float],
         update_s: Sequence[float],
     ) -> None:
-        self.programs, self.seconds, self.size, self.network = programs, seconds, size, network
+        self.programs, self.seconds, self.sizes, self.network = programs, seconds, sizes, network
         count = len(programs)
         self.sync_s, self.update_s = (tuple(given) or (0.0,) * count for given in (sync_s, update_s))
         self.place = [0] * count
@@ -148,7 +148,7 @@ class _Replay:
         self._after_the_last_microbatch()
         events = sorted(self.events, key=lambda e: (e.process, e.start_s, e.end_s))
         step = max((e.end_s for e in events), default=0.0)
-        return Timeline(len(self.programs), tuple(events), tuple(sorted(self.transfers, key=_begin)), step)
+        return Timeline(len(self.programs), tuple(events), tuple(sorted(self.transfers, key=_span)), step)
 
     def _push(self, time_s: float, item: int | Transfer) -> None:
         self.pushed += 1
@@ -183,7 +183,7 @@ class _Replay:
                 continue
             other = self.posted.pop(message)
             ends = (process, other) if message in post.sends else (other, process)
-            self.network.start(message, *ends, self.size(message), now)
+            self.network.start(message, *ends, self.sizes(message), now)
 
     def _arrived(self, transfer: Transfer, now: float) -> None:
         self.transfers.append(transfer)
@@ -211,5 +211,5 @@ class _Replay:
                 self.events.append(Event(process, "update", now, now + self.update_s[process]))
 
 
-def _begin(transfer: Transfer) -> tuple[float, Message]:
-    return transfer.start_s, transfer.message
+def _span(transfer: Transfer) -> tuple[float, float, Message]:
+    return transfer.start_s, transfer.end_s, transfer.message

@@ -7,14 +7,14 @@ The model of a process group, as gloo and NCCL do it:
 - *Ports.* A process sends through one port and receives through another; without duplex (gloo: one thread copies both
   ways) they are the same. Transfers that use a port at the same time share it evenly, so the rate of a transfer is the
   bandwidth of its link over the number of transfers at its busier end.
-- A message arrives its link's latency after its last byte; latency occupies nothing.
+- A message arrives its link's latency after its last byte, once for each of its tensors; latency occupies nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from autopart.simulator.actions import Message
@@ -45,7 +45,7 @@ class Wire:
 @dataclass
 class _Moving:
     message: Message
-    bytes: float
+    sizes: Sequence[float]
     left: float
     start_s: float
 
@@ -63,10 +63,10 @@ class Network:
         self._queues: dict[Pair, deque[_Moving]] = {}
         self._now = 0.0
 
-    def start(self, message: Message, source: int, target: int, size: float, now: float) -> None:
-        """Both ends have posted a message."""
+    def start(self, message: Message, source: int, target: int, sizes: Sequence[float], now: float) -> None:
+        """Both ends have posted a message of tensors of `sizes` bytes."""
         self._move(now)
-        self._queues.setdefault((source, target), deque()).append(_Moving(message, size, size, now))
+        self._queues.setdefault((source, target), deque()).append(_Moving(message, sizes, sum(sizes), now))
 
     def next_s(self) -> float:
         """When the next message has moved its last byte, if nothing else starts; infinity without messages."""
@@ -77,8 +77,7 @@ class Network:
 
     def finish(self, now: float) -> list[Transfer]:
         """Move to a time that `next_s` gave; the messages that have moved their last byte by then."""
-        due = [pair for pair, rate in self._rates().items()
-               if self._now + _over(self._queues[pair][0].left, rate) <= now]  # fmt: skip
+        due = [p for p, rate in self._rates().items() if self._now + _over(self._queues[p][0].left, rate) <= now]
         self._move(now)
         finished = []
         for source, target in due:
@@ -86,8 +85,9 @@ class Network:
             moved = queue.popleft()
             if not queue:
                 del self._queues[source, target]
-            arrival = now + self._wire(source, target).latency_s
-            finished.append(Transfer(moved.message, source, target, moved.bytes, moved.start_s, arrival))
+            # What has no tensors has the token, which holds the stages together (see `autopart.runtime.boundary`).
+            arrival = now + self._wire(source, target).latency_s * max(1, len(moved.sizes))
+            finished.append(Transfer(moved.message, source, target, sum(moved.sizes), moved.start_s, arrival))
         return finished
 
     def _rates(self) -> dict[Pair, float]:

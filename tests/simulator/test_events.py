@@ -26,7 +26,7 @@ def told(timeline, process):
 def test_two_stages_and_one_microbatch():
     """Forward 2 s, backward 3 s, messages of 10 bytes at 10 bytes a second and half a second of latency."""
     timeline = replay(
-        programs("gpipe", 2, 1), lambda a: {"F": 2.0, "B": 3.0}[a.kind], lambda m: 10.0, network(0.5, 10.0)
+        programs("gpipe", 2, 1), lambda a: {"F": 2.0, "B": 3.0}[a.kind], lambda m: [10.0], network(0.5, 10.0)
     )
     # The first process waits for its send, then for the gradient; the second for the value.
     assert told(timeline, 0) == [("F", 0, 2), ("wait", 2, 3.5), ("wait", 3.5, 10), ("B", 10, 13)]
@@ -38,7 +38,7 @@ def test_two_stages_and_one_microbatch():
 
 def test_a_send_waits_until_its_receipt_is_posted():
     late = (Action(1, "F", 0), Post(1, (), (FORWARD,)), Wait(1))
-    timeline = replay([(Post(1, (FORWARD,), ()), Wait(1)), late], lambda a: 4.0, lambda m: 10.0, network(0.0, 10.0))
+    timeline = replay([(Post(1, (FORWARD,), ()), Wait(1)), late], lambda a: 4.0, lambda m: [10.0], network(0.0, 10.0))
     assert told(timeline, 0) == [("wait", 0, 5)]
     assert [(t.start_s, t.end_s) for t in timeline.transfers] == [(4, 5)]
 
@@ -46,14 +46,14 @@ def test_a_send_waits_until_its_receipt_is_posted():
 @pytest.mark.parametrize(("duplex", "end_s"), [(True, 1.0), (False, 2.0)])
 def test_both_directions_at_once_share_a_port_without_duplex(duplex, end_s):
     both = [(Post(1, (FORWARD,), (BACK,)), Wait(1)), (Post(1, (BACK,), (FORWARD,)), Wait(1))]
-    timeline = replay(both, lambda a: 0.0, lambda m: 10.0, network(0.0, 10.0, duplex))
+    timeline = replay(both, lambda a: 0.0, lambda m: [10.0], network(0.0, 10.0, duplex))
     assert timeline.step_s == end_s
 
 
 def test_a_transfer_speeds_up_when_the_other_direction_is_done():
     """10 bytes against 30 at 10 bytes a second through one port: 2 s together at half the rate, then 2 s alone."""
     both = [(Post(1, (FORWARD,), (BACK,)), Wait(1)), (Post(1, (BACK,), (FORWARD,)), Wait(1))]
-    sizes = {FORWARD: 10.0, BACK: 30.0}
+    sizes = {FORWARD: [10.0], BACK: [30.0]}
     timeline = replay(both, lambda a: 0.0, sizes.__getitem__, network(0.0, 10.0, duplex=False))
     assert {t.message: t.end_s for t in timeline.transfers} == {FORWARD: 2.0, BACK: 4.0}
 
@@ -61,13 +61,18 @@ def test_a_transfer_speeds_up_when_the_other_direction_is_done():
 def test_messages_of_one_direction_follow_each_other():
     second = Message(0, 1, 1)
     ends = [(Post(1, (FORWARD, second), ()), Wait(1)), (Post(1, (), (FORWARD, second)), Wait(1))]
-    timeline = replay(ends, lambda a: 0.0, lambda m: 10.0, network(0.0, 10.0))
+    timeline = replay(ends, lambda a: 0.0, lambda m: [10.0], network(0.0, 10.0))
     assert [t.end_s for t in timeline.transfers] == [1.0, 2.0]
+
+
+def test_every_tensor_of_a_message_costs_latency():
+    ends = [(Post(1, (FORWARD,), ()), Wait(1)), (Post(1, (), (FORWARD,)), Wait(1))]
+    assert replay(ends, lambda a: 0.0, lambda m: [5.0, 5.0, 10.0], network(0.5, 10.0)).step_s == 3.5
 
 
 def test_a_process_computes_while_a_message_it_does_not_wait_for_moves():
     sender = (Post(1, (FORWARD,), ()), Action(0, "F", 1), Wait(1))
-    timeline = replay([sender, (Post(1, (), (FORWARD,)), Wait(1))], lambda a: 3.0, lambda m: 10.0, network(0.0, 10.0))
+    timeline = replay([sender, (Post(1, (), (FORWARD,)), Wait(1))], lambda a: 3.0, lambda m: [10.0], network(0.0, 10.0))
     assert told(timeline, 0) == [("F", 0, 3)]
     assert told(timeline, 1) == [("wait", 0, 1)]
 
@@ -75,7 +80,7 @@ def test_a_process_computes_while_a_message_it_does_not_wait_for_moves():
 def test_tied_gradients_are_summed_when_the_last_of_their_processes_arrives():
     rows = [(Action(0, "F", 0),), (Action(1, "F", 0),), (Action(2, "F", 0),)]
     timeline = replay(
-        rows, lambda a: a.stage + 1.0, lambda m: 0.0, network(), sync_s=(0.5, 0.0, 0.5), update_s=(1.0, 1.0, 1.0)
+        rows, lambda a: a.stage + 1.0, lambda m: [], network(), sync_s=(0.5, 0.0, 0.5), update_s=(1.0, 1.0, 1.0)
     )
     assert told(timeline, 0) == [("F", 0, 1), ("sync", 1, 3.5), ("update", 3.5, 4.5)]
     assert told(timeline, 1) == [("F", 0, 2), ("update", 2, 3)]
@@ -84,7 +89,7 @@ def test_tied_gradients_are_summed_when_the_last_of_their_processes_arrives():
 
 def test_a_message_that_is_never_sent_is_a_deadlock():
     with pytest.raises(Deadlock, match=r"\[0\]"):
-        replay([(Post(1, (), (BACK,)), Wait(1)), ()], lambda a: 0.0, lambda m: 0.0, network())
+        replay([(Post(1, (), (BACK,)), Wait(1)), ()], lambda a: 0.0, lambda m: [], network())
 
 
 SECONDS = st.floats(0.01, 10.0)
@@ -100,7 +105,7 @@ def test_every_step_keeps_order_and_dependencies(name, processes, data, duplex):
     timeline = replay(
         programs(name, stages, microbatches),
         lambda a: seconds[a.stage, a.kind],
-        lambda m: 10.0,
+        lambda m: [10.0],
         network(latency, bandwidth, duplex),
     )
     for process, row in enumerate(actions(name, stages, microbatches)):
