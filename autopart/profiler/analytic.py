@@ -200,7 +200,7 @@ class Walk:
             if outcome is not None:
                 key = id(outcome), rows, self._state_bytes(node.name)
                 if key not in priced:
-                    priced[key] = prices.call(self.calls.get(node.name), outcome, rows, key[-1])
+                    priced[key] = prices.call(self.calls.get(node.name), outcome.work, rows, key[-1])
                 own = priced[key]
             again = own.forward_s if node.name in self.runs_again else 0.0
             sums, weight_sums = self.sums.get(node.name, ()), self.weight_sums.get(node.name, ())

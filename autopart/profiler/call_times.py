@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autopart.cluster import Device, Link
 from autopart.profiler.growth import grown
-from autopart.profiler.isolated import Call, Outcome, Step, TensorSpec
+from autopart.profiler.isolated import Call, Step, TensorSpec, Work
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.keys import key_of
 from autopart.profiler.measurement import Measurement, addition_call
@@ -45,9 +45,12 @@ class CallTimes:
         entry = self.profile.entries.get(key_of(call, self._ranks))
         return entry.time if entry is not None else None
 
-    def call(self, call: Call | None, outcome: Outcome, rows: float, fixed: int) -> Seconds:
-        """Seconds of a call for `rows` times as many rows, when `fixed` bytes of what it touches stay as they are."""
-        found, work = self.measured(call), outcome.work
+    def call(self, call: Call | None, work: Work, rows: float, fixed: int) -> Seconds:
+        """Seconds of a call that does `work`, for `rows` times as many rows.
+
+        Args: fixed: Bytes of what it touches that stay as they are.
+        """
+        found = self.measured(call)
         if found is None:
             forward, backward, backward_input = (
                 self._steps_s(steps, rows, fixed) for steps in (work.forward, work.backward, work.backward_input)
