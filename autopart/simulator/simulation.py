@@ -87,7 +87,7 @@ class Simulation:
             [
                 ",".join(map(str, row["devices"])),
                 ",".join(map(str, row["stages"])),
-                *(f"{1e3 * row[key]:.4g}" for key in ("busy_s", "wait_s", "messages_s")),
+                *(_milliseconds(row[key]) for key in ("busy_s", "wait_s", "messages_s")),
                 f"{100 * row['bubble']:.1f} %",
                 f"{row['peak_memory_bytes'] / 2**30:.2f}",
             ]
@@ -103,11 +103,16 @@ class Simulation:
                 "",
                 tabulate(table, headers, tablefmt="simple", colalign=align, disable_numparse=True),
                 "",
-                f"step time       {1e3 * self.step_s:.4g} ms simulated",
-                f"by the formula  {1e3 * plan_s:.4g} ms, {ratio}",
+                f"step time       {_milliseconds(self.step_s)} ms simulated",
+                f"by the formula  {_milliseconds(plan_s)} ms, {ratio}",
                 f"bubble          {100 * self.bubble:.1f} % of all devices' time",
             ]
         )
+
+
+def _milliseconds(time_s: float) -> str:
+    value = time_s * 1e3
+    return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
 
 
 def simulate(plan: Plan, memory: Sequence[ProcessMemory] = ()) -> Simulation:
