@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from autopart.codegen import emit
     from autopart.errors import AutopartError
     from autopart.plan import Plan
-    from autopart.profiler import profile
+    from autopart.profiler.operators import profile
+    from autopart.profiler.profile_file import Profile
     from autopart.simulator import Simulation, simulate
     from autopart.solver import solve
     from autopart.tracer import trace
@@ -31,9 +32,10 @@ _HOME = {
     "Cluster": "autopart.cluster",
     "Partition": "autopart.api",
     "Plan": "autopart.plan",
+    "Profile": "autopart.profiler.profile_file",
     "emit": "autopart.codegen",
     "partition": "autopart.api",
-    "profile": "autopart.profiler",
+    "profile": "autopart.profiler.operators",
     "Simulation": "autopart.simulator",
     "simulate": "autopart.simulator",
     "solve": "autopart.solver",
@@ -46,6 +48,7 @@ __all__ = [
     "Cluster",
     "Partition",
     "Plan",
+    "Profile",
     "Simulation",
     "__version__",
     "emit",

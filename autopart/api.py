@@ -151,7 +151,7 @@ def partition(
         target=target,
         global_batch=rows,
         batch_dims=batch.dims,
-        dtype=_as_dtype(dtype),
+        dtype=as_dtype(dtype),
         check=check,
     )
     may_recompute = cache(recomputable) if recompute == "auto" else None
@@ -252,7 +252,12 @@ def _as_tuple(inputs: Any) -> tuple[Any, ...]:
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
-def _as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+def as_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """A dtype by torch's name or a usual short one ("bf16").
+
+    Raises:
+        UsageError: There is none of that name.
+    """
     if not isinstance(dtype, str):
         return dtype
     found = getattr(torch, DTYPE_ALIASES.get(dtype, dtype), None)

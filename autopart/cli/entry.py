@@ -13,7 +13,7 @@ from types import FrameType
 import typer
 from typer.exceptions import TyperException
 
-from autopart.cli import calibrate, compare_run, devices, partition, simulate, verify, zoo  # noqa: F401  (their commands)
+from autopart.cli import calibrate, compare_run, devices, partition, profile, simulate, verify, zoo  # noqa: F401  (their commands)
 from autopart.cli.options import app
 from autopart.cli.output import debugging, show
 from autopart.errors import (

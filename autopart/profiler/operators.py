@@ -116,7 +116,7 @@ def _priced(graph: Graph, name: str) -> Profile:
         seconds = prices.call(call, found.works[key], 1.0, 0)
         time = Measurement(seconds.forward_s, seconds.backward_input_s, seconds.backward_weight_s, 0.0, 0)
         entries[key] = Entry.of(found.counts[key], time, found.works[key])
-    return Profile(graph.name, "analytic", described, entries, tuple(found.left))
+    return Profile(graph.name, "analytic", described, entries, tuple(found.left), graph.microbatch_size)
 
 
 def _measured(graph: Graph, device: ProfiledDevice, cache: bool, budget_s: float, progress: Progress | None) -> Profile:
@@ -144,7 +144,7 @@ def _measured(graph: Graph, device: ProfiledDevice, cache: bool, budget_s: float
             progress(done, len(found.calls))
     if stored is not None and stored.problem is not None:
         notes.append(f"Measurements could not be kept ({stored.problem}).")
-    return Profile(graph.name, "measured", device, entries, tuple(notes))
+    return Profile(graph.name, "measured", device, entries, tuple(notes), graph.microbatch_size)
 
 
 def _first_line(error: Exception) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
@@ -107,6 +107,7 @@ class Profile:
         source: "measured" on the device, or "analytic", by formula.
         entries: By key (`keys.key_of`).
         notes: What has no entry, for people.
+        microbatch_size: Rows that the calls are for; 0 where profiles of several sizes were joined.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -115,6 +116,7 @@ class Profile:
     device: ProfiledDevice
     entries: Mapping[str, Entry]
     notes: tuple[str, ...] = ()
+    microbatch_size: Count = 0
 
     def joined(self, other: Profile) -> Profile:
         """The entries of both; where both have one, this one's time holds and the counts add up.
@@ -128,12 +130,18 @@ class Profile:
         for key, entry in self.entries.items():
             again = other.entries[key].count if key in other.entries else 0
             entries[key] = replace(entry, count=entry.count + again)
-        return replace(self, model=f"{self.model}, {other.model}", entries=entries, notes=(*self.notes, *other.notes))
+        return replace(
+            self,
+            model=f"{self.model}, {other.model}",
+            entries=entries,
+            notes=(*self.notes, *other.notes),
+            microbatch_size=self.microbatch_size if self.microbatch_size == other.microbatch_size else 0,
+        )
 
     def to_json(self) -> str:
         """The file's text."""
-        head = {"schema": SCHEMA, "model": self.model, "source": self.source, "device": asdict(self.device)}
-        head["notes"] = list(self.notes)
+        head: dict[str, Any] = {"schema": SCHEMA, "model": self.model, "source": self.source, "device": asdict(self.device)}
+        head |= {"microbatch_size": self.microbatch_size, "notes": list(self.notes)}
         lines = (f"  {json.dumps(key)}: {json.dumps(asdict(entry))}" for key, entry in sorted(self.entries.items()))
         return json.dumps(head, indent=1)[:-2] + ',\n "entries": {\n' + ",\n".join(lines) + "\n }\n}\n"
 

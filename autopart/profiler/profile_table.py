@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tabulate import tabulate
 
@@ -71,6 +71,17 @@ def format_diff(before: Profile, after: Profile, limit: int = 40) -> str:
             ms = 1e3 * sum(profile.entries[key].seconds for key in alone)
             lines.append(f"{len(alone)} calls are in '{name}' alone ({ms:.4g} ms).")
     return "\n".join(lines)
+
+
+def diff_as_data(before: Profile, after: Profile) -> dict[str, Any]:
+    """The calls of both, with the seconds of all calls in each."""
+    both = sorted(before.entries.keys() & after.entries.keys())
+    return {
+        "schema": "autopart-profile-diff/1",
+        "calls": {key: [before.entries[key].seconds, after.entries[key].seconds] for key in both},
+        "only_before": sorted(before.entries.keys() - after.entries.keys()),
+        "only_after": sorted(after.entries.keys() - before.entries.keys()),
+    }
 
 
 def _moved(before: Profile, after: Profile, key: str) -> float:

@@ -34,6 +34,16 @@ def here(name: str) -> ProfiledDevice | None:
     return None
 
 
+def check_device(name: str) -> None:
+    """Refuse a name that means no device.
+
+    Raises:
+        UsageError: Neither this machine nor the catalogue has it.
+    """
+    if here(name) is None:
+        find(name)
+
+
 def by_formula(name: str) -> tuple[Device, ProfiledDevice]:
     """The figures of a device, and how a profile by formula names it.
 

@@ -1,0 +1,122 @@
+"""`autopart profile`: times of a model's operators on a device, two profiles side by side, or a machine's links."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autopart.cli.links import profile_links
+from autopart.cli.models import load_model
+from autopart.cli.options import SETTINGS, Dtype, GlobalBatch, Json, Mode, app
+from autopart.cli.output import say, show, working, write
+from autopart.errors import UsageError
+
+
+@app.command("profile", no_args_is_help=True, context_settings=SETTINGS)
+def profile_command(
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="As for partition; or none, with --diff or --links.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cuda or cpu: measured on this machine; a name of `autopart devices`: by formula.")
+    ] = "cuda",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile there.")] = None,
+    as_json: Json = False,
+    microbatches: Annotated[int, typer.Option(min=1, help="Parts of the global batch; one part is profiled.")] = 1,
+    global_batch: GlobalBatch = None,
+    dtype: Dtype = None,
+    mode: Mode = "training",
+    diff: Annotated[
+        tuple[Path, Path] | None, typer.Option(metavar="BEFORE AFTER", help="Compare two profile files.")
+    ] = None,
+    links: Annotated[bool, typer.Option("--links", help="Measure the links between processes instead.")] = False,
+) -> None:
+    """Time every distinct operator of a model, forward and backward. Interrupted, it goes on where it stopped."""
+    if sum((model is not None, diff is not None, links)) != 1:
+        raise UsageError("profile takes a MODEL, or --diff BEFORE AFTER, or --links", "See: autopart profile --help")
+    if links:
+        profile_links(out, as_json)
+    elif diff is not None:
+        _compare(*diff, as_json)
+    else:
+        assert model is not None
+        _profile(model, device, out, as_json, microbatches, global_batch, dtype, mode)
+
+
+def _profile(
+    model: str,
+    device: str,
+    out: Path | None,
+    as_json: bool,
+    microbatches: int,
+    global_batch: int | None,
+    dtype: str | None,
+    mode: str,
+) -> None:
+    with working():
+        from dataclasses import replace
+
+        from autopart.api import as_dtype
+        from autopart.inputs import find_inputs
+        from autopart.profiler.operators import profile
+        from autopart.profiler.this_machine import check_device
+        from autopart.tracer import find_batch, trace
+
+        if mode not in ("training", "inference"):
+            raise UsageError(f"--mode must be training or inference, not {mode!r}")
+        check_device(device)
+        loaded = load_model(model)
+        args, kwargs = loaded.args, dict(loaded.kwargs)
+        if not args and not kwargs:
+            args, kwargs = find_inputs(loaded.model)
+        batch = find_batch(loaded.model, args, kwargs)
+        graph = trace(
+            loaded.model,
+            args,
+            kwargs,
+            mode=mode,  # type: ignore[arg-type]
+            microbatches=microbatches,
+            global_batch=global_batch or batch.rows,
+            batch_dims=batch.dims,
+            dtype=as_dtype(dtype),
+        )
+        say(f"Captured {len(graph.primary.calls)} operators, for {graph.microbatch_size} rows.")
+        with _Bar() as bar:
+            found = replace(profile(graph, device, progress=bar), model=model)
+        if out is not None:
+            write(out, found.to_json())
+            say(f"Wrote {out}. Plan with it: autopart partition {model} --profile {out}")
+    show(found.to_json().rstrip() if as_json else str(found))
+
+
+def _compare(before: Path, after: Path, as_json: bool) -> None:
+    with working():
+        import json
+
+        from autopart.profiler.profile_file import Profile
+        from autopart.profiler.profile_table import diff_as_data, format_diff
+
+        profiles = Profile.load(before), Profile.load(after)
+    show(json.dumps(diff_as_data(*profiles), indent=1) if as_json else format_diff(*profiles))
+
+
+class _Bar:
+    """A progress bar on stderr, shown on a terminal alone."""
+
+    def __init__(self) -> None:
+        import sys
+
+        self._bar = typer.progressbar(length=1, label="Operators", file=sys.stderr, show_pos=True)
+
+    def __enter__(self) -> _Bar:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        self._bar.render_finish()
+
+    def __call__(self, done: int, count: int) -> None:
+        self._bar.length = count
+        self._bar.update(done - self._bar.pos)
