@@ -16,6 +16,20 @@ def ends_of_all_ranks(ends: torch.Tensor) -> torch.Tensor:
     return torch.stack(group().all_gather(ends))
 
 
+def counts_of_sorted(keys: torch.Tensor, bins: int, low: float, high: float) -> torch.Tensor:
+    """`torch.histc` of this rank's keys, which are sorted: how many rows each expert has, [bins].
+
+    Rows are where these numbers say only if the first expert's are the first: keys below `low`, which are not counted,
+    would shift all others.
+
+    Raises:
+        RuntimeError: There is such a key (on a GPU: when the device next waits for it).
+    """
+    if keys.shape[0] and not shapes_only():
+        torch._assert_async(keys[0] >= low, f"an expert's number is below {low}, the first that is counted")
+    return torch.histc(keys, bins, low, high)
+
+
 def send_to_experts(x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     """The rows that all ranks have for this rank's experts, sorted by expert.
 

@@ -45,5 +45,12 @@ def test_mixtral_with_dispatched_tokens_equals_the_model(
     assert report.passed, str(report)
     assert max(error for error in report.worst_relative_error.values() if error is not None) < 1e-9
     text = "\n".join(path.read_text() for path in (tmp_path / "out").glob("stage_*.py"))
-    for name in ("ends_of_all_ranks", "send_to_experts", "ends_of_own_experts", "grouped_mm", "return_from_experts"):
+    for name in (
+        "counts_of_sorted",
+        "ends_of_all_ranks",
+        "send_to_experts",
+        "ends_of_own_experts",
+        "grouped_mm",
+        "return_from_experts",
+    ):
         assert f"{name}(" in text

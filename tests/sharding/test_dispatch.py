@@ -100,6 +100,35 @@ def test_only_rows_that_are_sorted_by_what_is_counted_are_sent(descending: bool)
     assert not any(routed(s) for found in strategies.values() for s in found)
 
 
+class CountsFrom(nn.Module):
+    """Groups are numbered from `first`; rows of a smaller number stand before them all."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+        self.weight = nn.Parameter(torch.randn(4, 4, 4, dtype=torch.float64))
+
+    def forward(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        keys, places = ids.sort()
+        ends = torch.histc(keys.double(), 4, self.first, self.first + 3).cumsum(0, dtype=torch.int32)
+        back = torch.empty_like(places)
+        back[places] = torch.arange(8)
+        return torch.ops.transformers.grouped_mm_fallback(x[places], self.weight, ends)[back].square().sum()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_number_below_the_first_that_is_counted_is_refused(first: int) -> None:
+    """It would shift the rows of all experts, on each rank by another number."""
+    x, ids = torch.randn(8, 4, dtype=torch.float64), torch.tensor([5, 1, 3, 2, 4, 4, 1, 6])
+    graph = trace(CountsFrom(first), (x, ids), {}, check=False)
+    local = rewrite(graph, dispatching(Program.of(graph, 2), 0), 2)
+    assert dispatch.counts_of_sorted in {node.target for node in local.primary.calls}
+    found, _ = run_split(local, [x, ids])
+    assert max(worst_error(found, run_whole(graph, [x, ids])).values()) < 1e-12  # larger numbers are no group's
+    with pytest.raises(RuntimeError, match="below"):
+        run_split(local, [x, ids - 2])
+
+
 def chosen(graph: Graph, t: int, *ways: str) -> LayoutChoice:
     """The fastest layouts on a link that is slower than all else, with experts split in one of these ways."""
     cluster = Cluster.parse("4xCPU")

@@ -95,7 +95,9 @@ def _looked_up(op: Operation, number: int, routed: Routed) -> Iterable[Strategy]
 def _counted(op: Operation, number: int, routed: Routed) -> Iterable[Strategy]:
     """How many slots each expert has, if what is counted is that by which they are sorted."""
     if routed.role == "sorted" and _sorted_by(op.operands[0], routed.sort):
-        yield strategy(op, "own slots", [belonging(routed)], [_as(routed, "counts")], (op.call(),))
+        a = op.arguments
+        calls = (Call(dispatch.counts_of_sorted, (Operand(0), a["bins"], a["min"], a["max"])),)
+        yield strategy(op, "own slots", [belonging(routed)], [_as(routed, "counts")], calls)
 
 
 def _summed_up(op: Operation, number: int, routed: Routed) -> Iterable[Strategy]:
