@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from autopart.comparison import Comparison, Figure, OperatorFigure
+from autopart.comparison import Comparison, Figure
+from autopart.corrections import OperatorFigure
 from autopart.records import Record
 from autopart.report.text import MISSING, gibibytes, milliseconds, printable, table
 

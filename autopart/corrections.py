@@ -1,0 +1,101 @@
+"""Corrections: which operators a record found to take longer or shorter than its plan predicted, and by how much."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from autopart.cluster import Cluster
+from autopart.plan import Plan, StagePlan
+from autopart.records import Record
+
+REST = "(in no operator)"
+"""What a stage took beyond its operators: Python, autograd, and on a GPU the gaps between kernels."""
+
+MEASURABLE_SHARE = 0.005
+"""Of a device's computing: an operator that takes less is not corrected."""
+MOST_CORRECTION = 50.0
+"""An operator that is further off than this is taken for two that share a name, and not corrected."""
+
+
+@dataclass(frozen=True)
+class OperatorFigure:
+    """An operator in one stage: seconds of one microbatch, forward and backward, on one of its tensor ranks."""
+
+    stage: int
+    name: str
+    predicted_s: float
+    measured_s: float
+
+    @property
+    def difference_s(self) -> float:
+        """What it took longer than predicted."""
+        return self.measured_s - self.predicted_s
+
+
+@dataclass(frozen=True)
+class Corrections:
+    """What to multiply predicted seconds on a device with.
+
+    Attributes:
+        operators: ATen name -> measured over predicted, of those that take long enough to be measured.
+        overall: For everything, operators included: what they do not account for.
+    """
+
+    operators: Mapping[str, float]
+    overall: float
+
+    def factor(self, operator: str) -> float:
+        """For a kernel's predicted seconds, by its name."""
+        return self.operators.get(operator, 1.0) * self.overall
+
+
+def operators(plan: Plan, record: Record) -> Iterator[OperatorFigure]:
+    """Every operator of every stage, of each stage those first that are furthest off."""
+    for number, stage in enumerate(plan.per_stage):
+        predicted = dict(predicted_operators(stage))
+        predicted[REST] = max(0.0, stage.forward_s + stage.backward_s - sum(predicted.values()))
+        measured: dict[str, float] = {}
+        held = list(record.of_stage(number))
+        for process, found in held:
+            for name, seconds in found.operator_seconds(record.microbatches, process.kind).items():
+                measured[name] = measured.get(name, 0.0) + seconds / len(held)
+        whole = fmean(found.forward.median + found.backward.median for _, found in held)
+        measured[REST] = max(0.0, whole - sum(measured.values()))
+        figures = [OperatorFigure(number, n, predicted.get(n, 0.0), measured.get(n, 0.0)) for n in predicted | measured]
+        yield from sorted(figures, key=lambda figure: (-abs(figure.difference_s), figure.name))
+
+
+def corrections(record: Record) -> Mapping[str, Corrections]:
+    """Device, as the cluster of the record's plan calls it -> its corrections.
+
+    With them, the plan's stages are predicted to compute as long as was measured, on the whole of each device.
+    """
+    predicted: dict[str, dict[str, float]] = {}
+    measured: dict[str, dict[str, float]] = {}
+    devices = Cluster.from_data(record.plan.cluster).devices
+    for figure in operators(record.plan, record):
+        device = devices[record.plan.per_stage[figure.stage].devices[0]].name
+        for table, seconds in ((predicted, figure.predicted_s), (measured, figure.measured_s)):
+            of_device = table.setdefault(device, {})
+            of_device[figure.name] = of_device.get(figure.name, 0.0) + seconds
+    return {device: _corrections(predicted[device], measured[device]) for device in predicted}
+
+
+def _corrections(predicted: Mapping[str, float], measured: Mapping[str, float]) -> Corrections:
+    least = MEASURABLE_SHARE * sum(measured.values())
+    factors = {
+        name: measured[name] / predicted[name]
+        for name in sorted(predicted)
+        if name != REST and min(predicted[name], measured[name]) > 0 and max(predicted[name], measured[name]) >= least
+    }
+    factors = {name: factor for name, factor in factors.items() if 1 / MOST_CORRECTION <= factor <= MOST_CORRECTION}
+    corrected = sum(seconds * factors.get(name, 1.0) for name, seconds in predicted.items())
+    return Corrections(factors, sum(measured.values()) / corrected if corrected else 1.0)
+
+
+def predicted_operators(stage: StagePlan) -> Mapping[str, float]:
+    """ATen name -> predicted seconds of one microbatch, forward and backward; nothing in plans that do not tell."""
+    found: Mapping[str, float] = getattr(stage, "operators", {})
+    return found
