@@ -14,7 +14,7 @@ from autopart.cli.output import show, working
 
 @app.command("compare-run", no_args_is_help=True, context_settings=SETTINGS)
 def compare_run_command(
-    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="The package's plan.json.")],
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan.json, or a folder that partition --out wrote.")],
     record: Annotated[Path, typer.Argument(metavar="RECORD", help="What train.py --record wrote.")],
     as_json: Json = False,
 ) -> None:
@@ -26,5 +26,5 @@ def compare_run_command(
         from autopart.report.compare_run import comparison_as_data, format_comparison
 
         recorded = Record.load(record)
-        comparison = compare(Plan.load(plan), recorded)
+        comparison = compare(Plan.load(plan / "plan.json" if plan.is_dir() else plan), recorded)
     show(json.dumps(comparison_as_data(comparison), indent=1) if as_json else format_comparison(comparison, recorded))

@@ -39,10 +39,11 @@ def _heading(record: Record) -> str:
     devices = ", ".join(dict.fromkeys(process.device for process in record.processes))
     threads = sorted({process.threads for process in record.processes if process.kind == "cpu"})
     count = len(record.processes)
+    stages = "1 stage" if strategy.stages == 1 else f"{strategy.stages} stages"
     steps = "1 step" if len(record.step_s) == 1 else f"{len(record.step_s)} steps"
     how = "one process" if count == 1 else f"{count} processes"
     return printable(
-        f"{record.plan.model}: {strategy.stages} stages, {record.schedule or 'all in one place'}, "
+        f"{record.plan.model}: {stages}, {record.schedule or 'all in one place'}, "
         f"{record.microbatches} microbatches of {strategy.microbatch_size} rows in {record.dtype}, {record.optimizer}; "
         f"{how} on {devices}"
         + (f" ({threads[0]} {'thread' if threads[0] == 1 else 'threads'} each)" if len(threads) == 1 else "")

@@ -27,6 +27,8 @@ from .profiled import ProfiledStep
 
 SCHEMA = "autopart-record/1"
 LEAST_STEPS = 3
+MOST_TIMED = 100
+"""Steps of a long run that are timed; after them comes the one under the profiler, and the rest run as ever."""
 PLAN = Path(__file__).resolve().parents[1] / "plan.json"
 
 Durations = list[tuple[Piece | None, float]]
@@ -69,7 +71,7 @@ class Recorder:
 
     def __init__(self, engine: Engine, optimizer: torch.optim.Optimizer, process: Process, steps: int) -> None:
         self._engine, self._optimizer, self._process = engine, optimizer, process
-        self._last = steps - 1
+        self._last = min(steps - 2, MOST_TIMED) + 1
         self._marks = Marks(engine, optimizer)
         self._timed: list[Durations] = []
         self._on_gpu = process.device.type == "cuda"
@@ -77,7 +79,7 @@ class Recorder:
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
         """Around one step of training. Processes begin it together: a step is as long as the slowest takes."""
-        if number == 0:
+        if number == 0 or number > self._last:
             yield
             return
         if self._process.count > 1:

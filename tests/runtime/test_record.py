@@ -138,7 +138,7 @@ def test_compare_run_shows_every_figure_of_the_plan_beside_the_measured(
     plan, file = str(run.package / "plan.json"), str(run.file)
     assert main(["compare-run", plan, file]) == 0
     text = capsys.readouterr().out
-    assert main(["compare-run", plan, file, "--json"]) == 0
+    assert main(["compare-run", str(run.package), file, "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     figures = {(f["where"], f["what"]): f for f in data["figures"]}
     for number, stage in enumerate(make_plan(run.case.stages, run.case.tensor, run.case.schedule).per_stage):
