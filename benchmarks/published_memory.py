@@ -62,7 +62,9 @@ class Memory:
         plan = self._plan
         again = plan.recomputed[stage]
         one = (plan.stage_layers[stage] - again) * self.layer_bytes() + again * self._input_bytes()
-        first = self._parts.embedding().saved_bytes if stage == 0 else 0
+        # With sequence parallelism the embedding's dropout, too, is split by tokens.
+        share = plan.shape.tensor if plan.sequence_parallel else 1
+        first = self._parts.embedding().saved_bytes / share if stage == 0 else 0
         last = self._parts.head().saved_bytes if stage == plan.pipeline - 1 else 0
         return in_flight(plan, stage) * (one + first) + last
 
