@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,81 @@ class SavedTensor:
 
 
 @dataclass(frozen=True)
+class InputGradient:
+    """The gradient that a node's backward gives to one tensor that it reads.
+
+    Attributes:
+        tensor: Which (see `Allocations`).
+        bytes: Size of the gradient itself.
+        of: Whether it lies in the gradient of a result, passed through, or in a storage that backward makes.
+        index: Of that result or storage. Gradients with one `index` share a storage.
+        storage_bytes: Size of the storage that backward makes.
+        view: Whether it is a view, to which autograd adds nothing in place.
+    """
+
+    tensor: int
+    bytes: int
+    of: Literal["result", "new"]
+    index: int
+    storage_bytes: int
+    view: bool
+
+
+@dataclass(frozen=True)
+class NodeAllocations:
+    """What a node does in memory for one microbatch, by the numbers of `Allocations`.
+
+    Attributes:
+        reads, results: Tensors.
+        makes: Storages of its results and of what it saves.
+        saves: Storages that autograd keeps for its backward.
+        forward_bytes: Most bytes at once that were not there before it ran forward.
+        cast_bytes: Weights that autocast converts, and keeps until the forward pass ends.
+        backward_bytes: Most bytes at once while it runs backward, beyond those before it, incoming gradients included;
+            each of these goes when it is no longer needed.
+        backward_shared_bytes: The same where something else keeps the incoming gradients.
+        gradients: What backward gives to the tensors it reads.
+    """
+
+    reads: tuple[int, ...]
+    results: tuple[int, ...]
+    makes: tuple[int, ...]
+    saves: tuple[int, ...]
+    forward_bytes: int
+    cast_bytes: int
+    backward_bytes: int
+    backward_shared_bytes: int
+    gradients: tuple[InputGradient, ...]
+
+
+@dataclass(frozen=True)
+class Allocations:
+    """Storages and tensors of a graph, numbered, and what every node does with them for one microbatch.
+
+    Attributes:
+        storages: Bytes of each.
+        tensors: The storage of each; a view is another tensor in the storage of its base.
+        tensor_bytes: Of each, when it is sent.
+        values: Node (placeholders and states, too) -> the tensors of its value.
+        nodes: Call -> what it does.
+        regions: Calls that backward runs again because the model says so.
+        block_bytes: The device's allocator rounds every block up to a multiple of this.
+    """
+
+    storages: tuple[int, ...]
+    tensors: tuple[int, ...]
+    tensor_bytes: tuple[int, ...]
+    values: Mapping[str, tuple[int, ...]]
+    nodes: Mapping[str, NodeAllocations]
+    regions: tuple[tuple[str, ...], ...] = ()
+    block_bytes: int = 1
+
+    def rounded(self, size: int) -> int:
+        """What the allocator takes for a block."""
+        return -(-size // self.block_bytes) * self.block_bytes
+
+
+@dataclass(frozen=True)
 class Costs:
     """What the solver knows of a graph's nodes.
 
@@ -59,6 +135,7 @@ class Costs:
         saved: Every storage that autograd keeps for one microbatch.
         source: "analytic" or "measured".
         notes: What had to be estimated, for the person who reads the plan.
+        allocations: Every allocation of a microbatch; None where only estimates are known (see `profile_rows`).
     """
 
     times: Mapping[str, Mapping[str, NodeTime]]
@@ -66,6 +143,7 @@ class Costs:
     saved: tuple[SavedTensor, ...]
     source: str
     notes: tuple[str, ...] = ()
+    allocations: Allocations | None = None
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopart.cluster import Cluster, Link
-from autopart.costs import Costs, NodeMemory, NodeTime, SavedTensor
+from autopart.costs import Allocations, Costs, NodeAllocations, NodeMemory, NodeTime, SavedTensor
 from autopart.graph import Graph, StateEntry
 from autopart.profiler.call_times import CallTimes, Seconds
 from autopart.profiler.growth import Growth, batch_dependent, resized
@@ -46,6 +46,7 @@ class _Storage:
     savers: dict[str, None] = field(default_factory=dict)
     shard: _Storage | None = None
     values: list[Value] = field(default_factory=list)
+    number: int = -1
 
 
 @dataclass(eq=False)
@@ -59,6 +60,7 @@ class Value:
     spec: TensorSpec
     storage: _Storage
     parameter: bool = False
+    number: int = -1
 
 
 Outcomes: TypeAlias = dict[Any, Outcome]
@@ -105,9 +107,7 @@ def profile_rows(
         yield _costs(walk, cluster, None, dict.fromkeys(depends, rows), measured)
 
 
-def _costs(
-    walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth, measured: Profile | None
-) -> Costs:
+def _costs(walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth, measured: Profile | None) -> Costs:
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
     link = tensor_link or cluster.intra_node
     devices = {device.name: device for device in cluster.devices}
@@ -128,6 +128,7 @@ def _costs(
         saved=walk.saved(CUDA_BLOCK_BYTES if kinds[0] == "cuda" else 1, growth),
         source=source,
         notes=tuple(notes),
+        allocations=None if growth else walk.allocations(),
     )
 
 
@@ -151,8 +152,11 @@ class Walk:
         self.ranks = graph.tensor if isinstance(graph, LocalGraph) else 1
         self._runner = Runner(kind, self.ranks)
         self._training = graph.mode == "training"
+        self._regions = recomputed_regions(graph.primary) if self._training else []
         self.values: dict[fx.Node, Any] = {}
         self._storages: list[_Storage] = []
+        self._tensors: list[Value] = []
+        self._allocations: dict[str, NodeAllocations] = {}
         self._state: dict[int, _Storage] = {}
         self._seen: Outcomes = {} if outcomes is None else outcomes
         self.outcomes: dict[str, Outcome] = {}
@@ -185,9 +189,8 @@ class Walk:
                 gradient_bytes=sum(spec.bytes for spec in tensors if spec.requires_grad),
                 temporary_bytes=(outcome.temporary_bytes if outcome else 0) + self._gathered.get(node.name, 0),
             )
-        if self._training:
-            for region in recomputed_regions(self._graph.primary):
-                self._recompute(region)
+        for region in self._regions:
+            self._recompute(region)
 
     def times(self, prices: CallTimes, growth: Growth) -> dict[str, NodeTime]:
         """Seconds of every node at such prices; equal nodes are priced once."""
@@ -231,6 +234,19 @@ class Walk:
                 found.append(SavedTensor(-(-size // block_bytes) * block_bytes, storage.owner, tuple(storage.savers)))
         return tuple(found)
 
+    def allocations(self) -> Allocations:
+        """Every storage and tensor of the graph, and what its nodes do with them."""
+        block = CUDA_BLOCK_BYTES if self._kind == "cuda" else 1
+        return Allocations(
+            storages=tuple(-(-storage.bytes // block) * block for storage in self._storages),
+            tensors=tuple(value.storage.number for value in self._tensors),
+            tensor_bytes=tuple(value.spec.bytes for value in self._tensors),
+            values={node.name: _numbers(value) for node, value in self.values.items()},
+            nodes=self._allocations,
+            regions=tuple(tuple(n.name for n in region) for region in self._regions),
+            block_bytes=block,
+        )
+
     def _state_bytes(self, name: str) -> int:
         """Bytes of the state that a node reads."""
         return sum(storage.bytes for storage in dict.fromkeys(self._reads[name]) if storage.owner is None)
@@ -245,7 +261,10 @@ class Walk:
     def _get_attr(self, node: fx.Node) -> Value:
         entry: StateEntry = self._graph.state[str(node.target)]
         tensor = entry.tensor
-        storage = self._state.setdefault(tensor.untyped_storage()._cdata, _Storage(entry.bytes, None))
+        address = tensor.untyped_storage()._cdata
+        if address not in self._state:
+            self._state[address] = self._storage(entry.bytes, None)
+        storage = self._state[address]
         spec = _spec(tensor, entry.requires_grad and self._training)
         return self._place(replace(spec, weight=True), storage, parameter=True)
 
@@ -304,6 +323,17 @@ class Walk:
         for place in outcome.saved:
             self._keep(storage(place), node)
         result = pytree.tree_map_only(Result, value, outcome.results)
+        self._allocations[node.name] = NodeAllocations(
+            reads=_numbers(arguments),
+            results=_numbers(result),
+            makes=tuple(made.number for made in new),
+            saves=tuple(storage(place).number for place in outcome.saved),
+            forward_bytes=outcome.forward_bytes,
+            cast_bytes=outcome.cast_bytes,
+            backward_bytes=outcome.backward.peak_bytes,
+            backward_shared_bytes=outcome.backward.shared_peak_bytes,
+            gradients=tuple(replace(g, tensor=inputs[g.tensor].number) for g in outcome.backward.gradients),
+        )
         if node.kwargs.get("again", False):
             result.storage.shard = inputs[0].storage
         self._spread_requires_grad(node, inputs, result)
@@ -370,15 +400,20 @@ class Walk:
     def _resolve(self, arguments: Any) -> Any:
         return fx.node.map_arg(arguments, lambda node: self.values[node])
 
-    def _storage(self, size: int, owner: str) -> _Storage:
-        storage = _Storage(size, owner)
+    def _storage(self, size: int, owner: str | None) -> _Storage:
+        storage = _Storage(size, owner, number=len(self._storages))
         self._storages.append(storage)
         return storage
 
     def _place(self, spec: TensorSpec, storage: _Storage, parameter: bool = False) -> Value:
-        value = Value(spec, storage, parameter)
+        value = Value(spec, storage, parameter, len(self._tensors))
+        self._tensors.append(value)
         storage.values.append(value)
         return value
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    return tuple(leaf.number for leaf in pytree.tree_leaves(values) if isinstance(leaf, Value))
 
 
 def _spec(tensor: torch.Tensor, requires_grad: bool) -> TensorSpec:

@@ -5,8 +5,9 @@ Nothing is computed and no memory is used, so it works for any size and without 
 - forward, on fake tensors of the target's device type, under `torch.autograd.graph.saved_tensors_hooks`: results, which
   inputs they alias, what autograd keeps, the kernels. A GPU saves other things than a CPU (a dropout mask of one byte,
   not four);
-- forward and backward, on fake CPU tensors: the kernels of the backward pass. Autograd's engine does not run on fake
-  GPU tensors where there is no GPU; the kernels that matter are the same.
+- forward and backward, on fake CPU tensors: the kernels of the backward pass, what it allocates, and where the
+  gradients that it gives lie. Autograd's engine does not run on fake GPU tensors where there is no GPU; the kernels
+  that matter are the same.
 
 The result depends on the node's signature alone (operator, shapes, strides, dtypes, arguments, contexts), so equal
 nodes of repeated blocks are run once.
@@ -14,6 +15,7 @@ nodes of repeated blocks are run once.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -23,6 +25,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
+from autopart.costs import InputGradient
 from autopart.profiler.attention import GPU_OPERATORS
 from autopart.profiler.kernels import Kernel, KernelCounter
 from autopart.profiler.ranks import Exchange, recording
@@ -79,6 +82,20 @@ class Work:
 
 
 @dataclass(frozen=True)
+class Backward:
+    """What running a node backward allocates.
+
+    Attributes:
+        peak_bytes, shared_peak_bytes: See `autopart.costs.NodeAllocations`.
+        gradients: `tensor` is the number of an argument.
+    """
+
+    peak_bytes: int = 0
+    shared_peak_bytes: int = 0
+    gradients: tuple[InputGradient, ...] = ()
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What running a node does.
 
@@ -87,6 +104,9 @@ class Outcome:
         new_bytes: Sizes of the storages that it makes.
         saved: What autograd keeps, without repeats.
         temporary_bytes: Most bytes that exist only while it runs, forward or backward.
+        forward_bytes: Most bytes of new storages at once, forward.
+        cast_bytes: Copies of weights in the dtype of autocast, which its cache keeps.
+        backward: What backward allocates.
         estimated: Why this is an estimate, or None.
     """
 
@@ -95,6 +115,9 @@ class Outcome:
     saved: tuple[Place, ...]
     work: Work
     temporary_bytes: int
+    forward_bytes: int
+    cast_bytes: int = 0
+    backward: Backward = Backward()
     estimated: str | None = None
 
     @property
@@ -141,11 +164,12 @@ class Runner:
             outcome = self._forward(call, "cpu")
         if not any(leaf.spec.requires_grad for leaf in outcome.tensors):
             return outcome
-        backward, backward_input, temporary_bytes = self._backward(call)
+        work, backward = self._backward(call)
         return replace(
             outcome,
-            work=Work(outcome.work.forward, backward, backward_input),
-            temporary_bytes=max(outcome.temporary_bytes, temporary_bytes),
+            work=replace(work, forward=outcome.work.forward),
+            temporary_bytes=max(outcome.temporary_bytes, backward.shared_peak_bytes),
+            backward=backward,
         )
 
     def _forward(self, call: Call, device: str) -> Outcome:
@@ -157,7 +181,7 @@ class Runner:
             def pack(tensor: torch.Tensor) -> None:
                 saved[places.of(tensor)] = None
 
-            counter = KernelCounter(inputs)
+            counter = KernelCounter(inputs, host=self._kind == "cpu")
             with counter, _contexts(call, device), torch.autograd.graph.saved_tensors_hooks(pack, _never):
                 value = _function(call.target, self._kind)(*args, **kwargs)
             weight = bool(call.tensors) and all(spec.weight for spec in call.tensors)
@@ -172,34 +196,78 @@ class Runner:
                 saved=tuple(saved),
                 work=Work((*counter.kernels, *ranks.exchanges)),
                 temporary_bytes=max(0, counter.peak_bytes + sum(counter.workspaces) - kept),
+                forward_bytes=counter.peak_bytes + sum(counter.workspaces),
+                cast_bytes=_cast_bytes(call, counter.kernels),
             )
 
-    def _backward(self, call: Call) -> tuple[tuple[Step, ...], tuple[Step, ...], int]:
-        """Steps of the whole backward, those that the gradients of activations alone need, and temporary bytes."""
+    def _backward(self, call: Call) -> tuple[Work, Backward]:
+        """The steps of the backward pass, and what it allocates."""
         with self._fake, recording(self._tensor) as ranks:
             inputs, args, kwargs = _materialize(call, "cpu")
-            with _contexts(call, "cpu", standing_in_for=self._kind):
+            counter = KernelCounter(inputs, host=self._kind == "cpu")
+            incoming: dict[int, int] = {}
+
+            def await_(result: int, gradient: torch.Tensor) -> None:
+                storage = gradient.untyped_storage()
+                incoming[storage._cdata] = result
+                counter.lasting.add(storage._cdata)
+                # Its address may come to mean another storage.
+                weakref.finalize(storage, incoming.pop, storage._cdata, None)
+
+            with _contexts(call, "cpu", standing_in_for=self._kind), counter:
                 value = _function(call.target, self._kind)(*args, **kwargs)
-            outputs = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor) and x.requires_grad]
-            sources = [x for x in inputs if x.requires_grad]
-            specs = zip(inputs, call.tensors, strict=True)
-            activations = [x for x, spec in specs if x.requires_grad and not spec.weight]
-            if not outputs:
-                return (), (), 0
-            gradients = [torch.empty_like(output) for output in outputs]
-            present = [*inputs, *outputs, *gradients]
+            results = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+            tracked = [i for i, x in enumerate(results) if x.requires_grad]
+            sources = [i for i, x in enumerate(inputs) if x.requires_grad]
+            activations = [i for i in sources if not call.tensors[i].weight]
+            if not tracked:
+                return Work(), Backward()
+            end = _End.apply(await_, tracked, *(results[i] for i in tracked))
+            del args, kwargs, value
+            start = torch.ones_like(end)
 
-            def steps(wanted: list[torch.Tensor], retain_graph: bool) -> tuple[tuple[Step, ...], int]:
+            def run(wanted: list[int], retain_graph: bool) -> tuple[torch.Tensor | None, ...]:
                 ranks.exchanges.clear()
-                with KernelCounter(present) as counter:
-                    torch.autograd.grad(outputs, wanted, gradients, retain_graph=retain_graph, allow_unused=True)
-                return (*counter.kernels, *ranks.exchanges), counter.peak_bytes
+                incoming.clear()
+                with counter:
+                    counter.restart()
+                    leaves = [inputs[i] for i in wanted]
+                    return torch.autograd.grad(end, leaves, start, retain_graph=retain_graph, allow_unused=True)
 
-            mixed = 0 < len(activations) < len(sources)
-            only = steps(activations, True)[0] if mixed else ()
-            whole, peak_bytes = steps(sources, False)
-            incoming = sum(gradient.untyped_storage().nbytes() for gradient in gradients)
-            return whole, whole if len(activations) == len(sources) else only, incoming + peak_bytes
+            def steps() -> tuple[Step, ...]:
+                return (*counter.kernels, *ranks.exchanges)
+
+            alone: tuple[Step, ...] = ()
+            if 0 < len(activations) < len(sources):
+                run(activations, True)
+                alone = steps()
+            gradients = run(sources, False)
+            whole = steps()
+            work = Work(backward=whole, backward_input=whole if len(activations) == len(sources) else alone)
+            placed = _placed(dict(zip(sources, gradients, strict=True)), incoming)
+            return work, Backward(counter.peak_bytes, counter.shared_peak_bytes, placed)
+
+
+def _placed(gradients: dict[int, torch.Tensor | None], incoming: dict[int, int]) -> tuple[InputGradient, ...]:
+    """Where the gradient of each argument lies.
+
+    Args:
+        incoming: Address of the gradient of a result -> which result.
+    """
+    made: dict[int, int] = {}
+    found = []
+    for tensor, gradient in gradients.items():
+        if gradient is None:
+            continue
+        storage = gradient.untyped_storage()
+        size, view = gradient.numel() * gradient.element_size(), gradient._is_view()
+        result = incoming.get(storage._cdata)
+        if result is not None:
+            found.append(InputGradient(tensor, size, "result", result, 0, view))
+        else:
+            index = made.setdefault(storage._cdata, len(made))
+            found.append(InputGradient(tensor, size, "new", index, storage.nbytes(), view))
+    return tuple(found)
 
 
 def estimate(call: Call, results: Any, kind: str, reason: str) -> Outcome:
@@ -216,6 +284,11 @@ def estimate(call: Call, results: Any, kind: str, reason: str) -> Outcome:
     moved = sum(spec.bytes for spec in (*inputs, *outputs))
     tracked = call.grad and any(spec.requires_grad for spec in outputs)
     once = Kernel("unknown", "pointwise", torch.float32, 0.0, float(moved))
+    gradients = tuple(
+        InputGradient(i, spec.bytes, "new", i, spec.bytes, view=False)
+        for i, spec in enumerate(inputs)
+        if spec.requires_grad
+    )
     saved = [Place("input", i) for i in range(len(inputs))] + [Place("new", i) for i in range(len(outputs))]
     return Outcome(
         results=placed,
@@ -223,8 +296,35 @@ def estimate(call: Call, results: Any, kind: str, reason: str) -> Outcome:
         saved=tuple(saved) if tracked else (),
         work=Work((once,), (once, once), (once, once)) if tracked else Work((once,)),
         temporary_bytes=moved if tracked else 0,
+        forward_bytes=sum(spec.bytes for spec in outputs),
+        backward=Backward(moved, moved, gradients) if tracked else Backward(),
         estimated=reason,
     )
+
+
+class _End(torch.autograd.Function):
+    """The end of the graph: makes the gradients of a node's results, which the engine alone then owns."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, await_: Callable[[int, torch.Tensor], None], numbers: list[int], *results: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.await_, ctx.numbers = await_, numbers
+        ctx.like = [_dense(x) for x in results]
+        return results[0].new_zeros(())
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        gradients = [torch.empty_strided(shape, stride, dtype=dtype) for shape, stride, dtype in ctx.like]
+        for number, gradient in zip(ctx.numbers, gradients, strict=True):
+            ctx.await_(number, gradient)
+        return None, None, *gradients
+
+
+def _dense(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], torch.dtype]:
+    """Shape, strides and dtype of the gradient of a tensor, as `empty_like` would make it."""
+    like = torch.empty_like(tensor, device="meta")
+    return like.shape, like.stride(), like.dtype
 
 
 class _Identity(torch.autograd.Function):
@@ -283,6 +383,15 @@ def _materialize(call: Call, device: str) -> tuple[list[torch.Tensor], Any, Any]
 
 def _function(target: Any, kind: str) -> Callable[..., Any]:
     return GPU_OPERATORS.get(target, target) if kind == "cuda" else target
+
+
+def _cast_bytes(call: Call, kernels: list[Kernel]) -> int:
+    """What autocast keeps of a call: its cache has the converted copies of the weights that are trained."""
+    if not call.autocast or not any(kernel.name == "_to_copy" for kernel in kernels):
+        return 0
+    dtype = call.autocast[0][1]
+    weights = [spec for spec in call.tensors if spec.weight and spec.requires_grad and spec.dtype == torch.float32]
+    return sum(spec.bytes for spec in weights) // torch.float32.itemsize * dtype.itemsize
 
 
 def _result(tensor: torch.Tensor, places: _Places, weight: bool) -> Result:

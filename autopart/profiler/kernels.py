@@ -18,6 +18,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from autopart.profiler.workspace import INSIDE
+
 aten = torch.ops.aten
 
 
@@ -156,26 +158,45 @@ class KernelCounter(TorchDispatchMode):
     Attributes:
         kernels: In the order in which they ran.
         peak_bytes: The most bytes of new storages that were alive at once.
+        shared_peak_bytes: The same if none of `lasting` were let go.
+        lasting: Addresses of new storages that the code run here lets go, but something else may keep.
         workspaces: Sizes of the buffers that the kernels keep for their backward without showing them.
     """
 
-    def __init__(self, present: Iterable[torch.Tensor] = ()) -> None:
-        """Args: present: Tensors that are there before the run."""
+    def __init__(self, present: Iterable[torch.Tensor] = (), host: bool = False) -> None:
+        """What is new from here on.
+
+        Args:
+            present: Tensors that are there before the run.
+            host: Whether the kernels are those of a CPU: what they take for themselves is counted, too.
+        """
         super().__init__()
+        self._host = host
         self.kernels: list[Kernel] = []
         self.peak_bytes = 0
+        self.shared_peak_bytes = 0
+        self.lasting: set[int] = set()
         self.workspaces: list[int] = []
         self._live_bytes = 0
+        self._lasting_bytes = 0
         self._known = {tensor.untyped_storage()._cdata for tensor in present}
+
+    def restart(self) -> None:
+        """Count from here on: what is there now was there before, and may be let go."""
+        self.kernels.clear()
+        self._live_bytes = self._lasting_bytes = self.peak_bytes = self.shared_peak_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        before = self._live_bytes
         result = func(*args, **kwargs)
         if _is_view(func):
             return result
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         for output in outputs:
             self._allocate(output)
+        if self._host and func in INSIDE:
+            self._note_peak(before + INSIDE[func](*args, **kwargs) - self._live_bytes)
         if func.overloadpacket in WORKSPACES:
             self.workspaces.append(WORKSPACES[func.overloadpacket](*args, **kwargs))
         # What gives no tensor only asks for a property (a size, a device).
@@ -190,12 +211,20 @@ class KernelCounter(TorchDispatchMode):
             return
         self._known.add(identity)
         self._live_bytes += size
-        self.peak_bytes = max(self.peak_bytes, self._live_bytes)
+        self._note_peak(0)
         weakref.finalize(storage, self._free, identity, size)
+
+    def _note_peak(self, inside_bytes: int) -> None:
+        live = self._live_bytes + inside_bytes
+        self.peak_bytes = max(self.peak_bytes, live)
+        self.shared_peak_bytes = max(self.shared_peak_bytes, live + self._lasting_bytes)
 
     def _free(self, identity: int, size: int) -> None:
         self._known.discard(identity)
         self._live_bytes -= size
+        if identity in self.lasting:
+            self.lasting.discard(identity)
+            self._lasting_bytes += size
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:

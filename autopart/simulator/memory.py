@@ -1,0 +1,262 @@
+"""Memory of every process over a whole training step, action by action of the schedule that runs.
+
+A process holds, all the time, its parameters, buffers and optimizer state, the batch, and a receive buffer for each
+microbatch and direction at its boundaries. A forward adds what its stage keeps; a backward takes that away again; the
+first one leaves the gradients of the parameters. What is sent outlives its use: torch's schedules keep the handles of
+their sends, and a handle keeps its tensor (see `Handles`). At the end tied gradients are summed and the optimizer runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from autopart.costs import Allocations, Costs
+from autopart.graph import Graph, StateEntry
+from autopart.plan import Strategy
+from autopart.runtime.schedules import SCHEDULES, process_of_stage
+from autopart.simulator.actions import Action, actions
+from autopart.simulator.memory_pass import StagePass, stage_pass
+from autopart.simulator.memory_stages import stage_programs
+from autopart.simulator.memory_update import tie_bytes, update_bytes
+from autopart.workload import OPTIMIZER_STATES
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of one stage.
+
+    Attributes:
+        parameters, buffers: Constants are buffers.
+        gradients: Of the parameters that are trained.
+        optimizer_state: From the first optimizer step on.
+        received, received_gradients: A receive buffer of the values from the stage before, and one of the gradients
+            from the stage after; there is one for each microbatch.
+        microbatch: What one microbatch does.
+    """
+
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer_state: int
+    received: int
+    received_gradients: int
+    microbatch: StagePass
+
+
+@dataclass(frozen=True)
+class ActionMemory:
+    """Bytes that a process holds before an action, at most while it runs, and after.
+
+    The last one is no action: tied gradients are summed and the optimizer runs.
+    """
+
+    action: Action | None
+    before_bytes: int
+    peak_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True)
+class ProcessMemory:
+    """Bytes of one process over a step.
+
+    Attributes:
+        stages: Index of each stage that it holds -> its memory.
+        inputs: Of the batch.
+        trace: Every action in its order, and the end of the step.
+    """
+
+    stages: Mapping[int, StageMemory]
+    inputs: int
+    trace: tuple[ActionMemory, ...]
+
+    @property
+    def peak_bytes(self) -> int:
+        return max(action.peak_bytes for action in self.trace)
+
+
+def plan_memory(
+    graph: Graph,
+    costs: Costs,
+    assignment: Mapping[str, int],
+    strategy: Strategy,
+    recomputed: Collection[str] = (),
+    optimizer: str = "adamw",
+) -> tuple[ProcessMemory, ...]:
+    """Memory of each process of the pipeline (of a local graph: of each rank there) over a training step.
+
+    Args:
+        graph: What the costs are of.
+        costs: With `allocations`.
+        assignment: Call -> stage.
+        recomputed: Labels of the blocks that backward runs again, of all stages.
+        optimizer: A key of `OPTIMIZER_STATES`.
+
+    Raises:
+        ValueError: The costs have no allocations, or the schedule cannot run so many stages or microbatches.
+    """
+    allocations = costs.allocations
+    if allocations is None:
+        raise ValueError("these costs are estimates without allocations")
+    programs = stage_programs(graph, allocations, assignment, strategy.stages, recomputed)
+    passes = [stage_pass(allocations, program) for program in programs]
+    states = _states(graph, assignment, strategy.stages)
+    stages = []
+    for s, (program, done) in enumerate(zip(programs, passes, strict=True)):
+        following = programs[s + 1] if s + 1 < strategy.stages else None
+        crossing = following.received if following else ()
+        trained = _bytes(allocations, [e for e in states[s] if e.requires_grad])
+        stages.append(
+            StageMemory(
+                parameters=_bytes(allocations, [e for e in states[s] if e.kind == "parameter"]),
+                buffers=_bytes(allocations, [e for e in states[s] if e.kind != "parameter"]),
+                gradients=done.gradients,
+                optimizer_state=OPTIMIZER_STATES[optimizer] * min(trained, done.gradients),
+                received=_sum(allocations, program.received),
+                received_gradients=_sum(allocations, [t for t in crossing if t in program.targets]),
+                microbatch=done,
+            )
+        )
+    return _processes(graph, allocations, strategy, stages, states, optimizer)
+
+
+def _processes(
+    graph: Graph,
+    allocations: Allocations,
+    strategy: Strategy,
+    stages: Sequence[StageMemory],
+    states: Sequence[Sequence[StateEntry]],
+    optimizer: str,
+) -> tuple[ProcessMemory, ...]:
+    if strategy.stages == 1:
+        alone = (tuple(Action(0, kind, m) for m in range(strategy.microbatches) for kind in ("F", "B")),)  # type: ignore[arg-type]
+        orders: tuple[tuple[Action, ...], ...] = alone
+        homes = [0]
+    else:
+        orders = actions(strategy.schedule, strategy.stages, strategy.microbatches)
+        info = SCHEDULES[strategy.schedule]
+        homes = [process_of_stage(s, strategy.stages, info) for s in range(strategy.stages)]
+    inputs = sum(
+        allocations.tensor_bytes[allocations.values[spec.name][0]]
+        * (1 if spec.batch_dim is None else strategy.microbatches)
+        for spec in graph.inputs
+        if spec.name in allocations.values
+    )
+    found = []
+    for process, order in enumerate(orders):
+        own = {s: stages[s] for s, home in enumerate(homes) if home == process}
+        trained = [allocations.rounded(e.bytes) for s in own for e in states[s] if e.requires_grad]
+        ties = tie_bytes(
+            [
+                [
+                    allocations.rounded(e.bytes)
+                    for e in states[s]
+                    if e.requires_grad and sum(e in held for held in states) > 1
+                ]
+                for s in own
+            ]
+        )
+        end = max(ties, update_bytes(optimizer, trained, allocations.block_bytes > 1))
+        found.append(ProcessMemory(own, inputs, _trace(strategy, own, inputs, order, end)))
+    return tuple(found)
+
+
+def _trace(
+    strategy: Strategy, stages: Mapping[int, StageMemory], inputs: int, order: Sequence[Action], end: int
+) -> tuple[ActionMemory, ...]:
+    """Every action; `end` is what comes at once on top when all are done."""
+    now = inputs + sum(
+        stage.parameters
+        + stage.buffers
+        + stage.optimizer_state
+        + strategy.microbatches * (stage.received + stage.received_gradients)
+        for stage in stages.values()
+    )
+    handles = Handles(strategy, stages)
+    started: set[int] = set()
+    trace = []
+    for action in order:
+        stage = stages[action.stage]
+        work = stage.microbatch
+        before = now
+        if action.kind == "F":
+            peak, now = now + work.forward_peak, now + work.kept
+        elif action.kind == "W":
+            peak, now = now + work.backward_peak, now - work.kept
+        else:
+            first = action.stage not in started
+            started.add(action.stage)
+            peak = now + (work.first_backward_peak if first else work.backward_peak)
+            now += work.gradients * first + work.returned - (work.kept if action.kind == "B" else 0)
+        now += handles.after(action)
+        trace.append(ActionMemory(action, before, max(peak, now), now))
+    now -= handles.close()
+    trace.append(ActionMemory(None, now, now + end, now))
+    return tuple(trace)
+
+
+class Handles:
+    """What the handles of sends keep alive.
+
+    GPipe and the schedules of several stages keep every handle of a step until its end. 1F1B keeps those of the last
+    gradient sent, until the next is, and that of the last forward but one of its warm-up, until its cool-down.
+    """
+
+    def __init__(self, strategy: Strategy, stages: Mapping[int, StageMemory]) -> None:
+        self._strategy, self._stages = strategy, stages
+        self._kept = 0
+        self._returned = 0
+        self._warm = 0
+        self._forwards = self._backwards = 0
+
+    def after(self, action: Action) -> int:
+        """Bytes that an action leaves behind, less those it lets go."""
+        work = self._stages[action.stage].microbatch
+        if self._strategy.stages == 1:
+            return 0
+        if self._strategy.schedule != "1f1b":
+            left = work.sent if action.kind in ("B", "W") else 0
+            self._kept += left + (work.returned if action.kind in ("B", "I") else 0)
+            return left
+        m, rest = self._strategy.microbatches, self._strategy.stages - action.stage
+        warm_up = min(m, rest)
+        if action.kind == "F":
+            return 0
+        self._backwards += 1
+        change = -self._returned
+        self._returned = work.returned
+        if self._backwards == warm_up - 1 and self._backwards <= m - warm_up + 1:
+            self._warm = work.sent
+            change += self._warm
+        if self._warm and self._backwards == m - warm_up + 2:
+            change -= self._warm
+            self._warm = 0
+        return change
+
+    def close(self) -> int:
+        """Bytes that the end of the schedule lets go."""
+        return self._kept + self._returned + self._warm
+
+
+def _states(graph: Graph, assignment: Mapping[str, int], stages: int) -> list[list[StateEntry]]:
+    """What each stage holds; what no call reads is in the first."""
+    users: dict[str, set[int]] = {}
+    for node in graph.primary.graph.nodes:
+        if node.op == "get_attr":
+            users.setdefault(str(node.target), set()).update(
+                assignment[user.name] for user in node.users if user.name in assignment
+            )
+    held: list[list[StateEntry]] = [[] for _ in range(stages)]
+    for entry in graph.state.values():
+        for s in users.get(entry.key) or {0}:
+            held[s].append(entry)
+    return held
+
+
+def _bytes(allocations: Allocations, entries: Sequence[StateEntry]) -> int:
+    return sum(allocations.rounded(entry.bytes) for entry in entries)
+
+
+def _sum(allocations: Allocations, tensors: Sequence[int]) -> int:
+    return sum(allocations.rounded(allocations.tensor_bytes[t]) for t in tensors)
