@@ -140,7 +140,12 @@ class Profile:
 
     def to_json(self) -> str:
         """The file's text."""
-        head: dict[str, Any] = {"schema": SCHEMA, "model": self.model, "source": self.source, "device": asdict(self.device)}
+        head: dict[str, Any] = {
+            "schema": SCHEMA,
+            "model": self.model,
+            "source": self.source,
+            "device": asdict(self.device),
+        }
         head |= {"microbatch_size": self.microbatch_size, "notes": list(self.notes)}
         lines = (f"  {json.dumps(key)}: {json.dumps(asdict(entry))}" for key, entry in sorted(self.entries.items()))
         return json.dumps(head, indent=1)[:-2] + ',\n "entries": {\n' + ",\n".join(lines) + "\n }\n}\n"
