@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,9 +24,14 @@ from autopart.graph import Graph, Mode
 from autopart.inputs import find_inputs
 from autopart.microbatches import choose_count, schedule_for, stages_per_process
 from autopart.plan import Plan
-from autopart.profiler import Outcomes, profile
+from autopart.profiler import Outcomes, known_of
+from autopart.profiler import profile as profile_graph
+from autopart.profiler.profile_file import Profile
+from autopart.records import Record
 from autopart.report.plan import format_plan
+from autopart.runtime.record import SCHEMA as RECORD_SCHEMA
 from autopart.runtime.schedules import SCHEDULES
+from autopart.strict_json import parse, read
 from autopart.tracer import find_batch, trace
 from autopart.tracer.surroundings import neutral_surroundings
 from autopart.workload import OPTIMIZER_STATES, Workload
@@ -88,6 +94,7 @@ def partition(
     time_limit_s: float = 30.0,
     check: bool = True,
     name: str | None = None,
+    profile: Profile | Record | str | os.PathLike[str] | None = None,
 ) -> Partition:
     """Split a model over devices: trace, profile, solve. The result can be emitted as a package.
 
@@ -119,6 +126,8 @@ def partition(
         time_limit_s: For the solver.
         check: Compare the captured graph with the model by running both, where weights are real.
         name: How the model is named in the plan ("hf:gpt2"); its class name by default.
+        profile: What was measured: a profile (`autopart.profile`) or a record of a package's run (`train.py --record`),
+            or the file of one. Times come from it where it has them; formulas are corrected by it elsewhere.
 
     Raises:
         UsageError: An argument is missing or wrong; the message says which.
@@ -126,6 +135,7 @@ def partition(
         InfeasibleError: No plan fits; the message says what would.
     """
     cluster = Cluster.parse(gpus)
+    known = None if profile is None else known_of(_measured(profile), cluster)
     if example_inputs is None and example_kwargs is None:
         args, kwargs = find_inputs(model)
     else:
@@ -164,7 +174,7 @@ def partition(
     if microbatches == "auto" and rows > 1:
         with _clock(seconds, "microbatches"):
             workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, may_recompute)
-            best = choose_count(graph, cluster, workload, tensor=tensor, stages=stages, outcomes=outcomes)
+            best = choose_count(graph, cluster, workload, tensor=tensor, stages=stages, outcomes=outcomes, known=known)
         if best.count != count:
             with _clock(seconds, "trace"):
                 graph = capture(microbatches=best.count)
@@ -172,7 +182,7 @@ def partition(
     with _clock(seconds, "trace"):
         graph = _noted(graph, notes)
     with _clock(seconds, "profile"):
-        costs = profile(graph, cluster, outcomes=outcomes)
+        costs = profile_graph(graph, cluster, outcomes=outcomes, known=known)
     count = rows // graph.microbatch_size
     schedule = schedule_for(schedule, count, wanted_stages)
     workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, may_recompute)
@@ -184,6 +194,7 @@ def partition(
             workload,
             tensor=tensor,
             outcomes=outcomes,
+            known=known,
             model=name,
             stages=stages,
             granularity=granularity,
@@ -214,6 +225,16 @@ def _check_options(
     for argument, count in (("stages", stages), ("tensor", tensor), ("microbatches", microbatches)):
         if count != "auto" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UsageError(f'{argument} must be a positive number or "auto", not {count!r}')
+
+
+def _measured(profile: Profile | Record | str | os.PathLike[str]) -> Profile | Record:
+    """A profile or a record, read from its file where it is named; the file says which it is."""
+    if isinstance(profile, (Profile, Record)):
+        return profile
+    text, where = read(profile), str(profile)
+    schema = str(parse(text, where, "a profile or a record").get("schema"))
+    of_record = schema.partition("/")[0] == RECORD_SCHEMA.partition("/")[0]
+    return Record.from_json(text, where) if of_record else Profile.from_json(text, where)
 
 
 def _noted(graph: Graph, notes: Sequence[str]) -> Graph:

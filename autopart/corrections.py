@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from autopart.cluster import Cluster
-from autopart.plan import Plan, StagePlan
+from autopart.plan import Plan
 from autopart.records import Record
 
 REST = "(in no operator)"
@@ -54,7 +54,7 @@ class Corrections:
 def operators(plan: Plan, record: Record) -> Iterator[OperatorFigure]:
     """Every operator of every stage, of each stage those first that are furthest off."""
     for number, stage in enumerate(plan.per_stage):
-        predicted = dict(predicted_operators(stage))
+        predicted = dict(stage.operators)
         predicted[REST] = max(0.0, stage.forward_s + stage.backward_s - sum(predicted.values()))
         measured: dict[str, float] = {}
         held = list(record.of_stage(number))
@@ -93,9 +93,3 @@ def _corrections(predicted: Mapping[str, float], measured: Mapping[str, float]) 
     factors = {name: factor for name, factor in factors.items() if 1 / MOST_CORRECTION <= factor <= MOST_CORRECTION}
     corrected = sum(seconds * factors.get(name, 1.0) for name, seconds in predicted.items())
     return Corrections(factors, sum(measured.values()) / corrected if corrected else 1.0)
-
-
-def predicted_operators(stage: StagePlan) -> Mapping[str, float]:
-    """ATen name -> predicted seconds of one microbatch, forward and backward; nothing in plans that do not tell."""
-    found: Mapping[str, float] = getattr(stage, "operators", {})
-    return found

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 
 @dataclass(frozen=True)
 class NodeTime:
-    """Seconds of one node for one microbatch; zero-bubble schedules run the two backward parts apart."""
+    """Seconds of one node for one microbatch; zero-bubble schedules run the two backward parts apart.
+
+    Attributes:
+        operators: The same, forward and backward together, by ATen operator and collective.
+    """
 
     forward_s: float
     backward_input_s: float
     backward_weight_s: float
+    operators: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @property
     def backward_s(self) -> float:
@@ -133,7 +138,7 @@ class Costs:
         times: Device name (as in the cluster) -> node name -> seconds.
         memory: Node name -> bytes.
         saved: Every storage that autograd keeps for one microbatch.
-        source: "analytic" or "measured".
+        source: "analytic", "measured", or "corrected" by a record.
         notes: What had to be estimated, for the person who reads the plan.
         allocations: Every allocation of a microbatch; None where only estimates are known (see `profile_rows`).
     """

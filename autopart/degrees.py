@@ -21,7 +21,7 @@ from autopart.errors import AutopartError, CaptureError, InfeasibleError, LimitE
 from autopart.graph import Graph
 from autopart.graph_signature import signature
 from autopart.plan import BlockLayout, Layouts, Plan, StagePlan
-from autopart.profiler import LayoutPrices, Outcomes, profile
+from autopart.profiler import Known, LayoutPrices, Outcomes, profile
 from autopart.runtime.collectives import all_gather
 from autopart.runtime.schedules import SCHEDULES
 from autopart.sharding import LocalGraph, collectives_of, rewrite, written
@@ -51,6 +51,7 @@ def plan_degrees(
     *,
     tensor: int | str = "auto",
     outcomes: Outcomes | None = None,
+    known: Known | None = None,
     **options: Any,
 ) -> Planned:
     """The fastest plan over tensor degrees.
@@ -60,7 +61,7 @@ def plan_degrees(
         tensor: The degree, or "auto": every one that divides the devices into groups within a machine. Who names a
             degree wants its memory: then what ranks gather is kept as shards, and gathered again in backward, even
             where it would fit whole.
-        outcomes: What profiling the whole graph has found (see `profiler.profile`).
+        outcomes, known: What profiling the whole graph has found, and what was measured (see `profiler.profile`).
         options: Further arguments of `solver.solve`; of its time limit each degree gets an equal share.
 
     Raises:
@@ -75,7 +76,7 @@ def plan_degrees(
     found: dict[int, Planned] = {}
     reasons: dict[int, AutopartError] = {}
     outcomes = {} if outcomes is None else outcomes
-    prices = LayoutPrices(graph, cluster, outcomes) if max(degrees) > 1 else None
+    prices = LayoutPrices(graph, cluster, outcomes, known) if max(degrees) > 1 else None
     for t in degrees:
         fastest = min((planned.plan.step_time_s for planned in found.values()), default=inf)
         own = {**options, "time_limit_s": limit, "explain_s": 0.0, "enough": fastest}
@@ -84,7 +85,7 @@ def plan_degrees(
                 found[t] = Planned(solve(graph, costs, cluster, workload, **own), costs)
             else:
                 named = isinstance(tensor, int)
-                found[t] = _at_degree(graph, prices, outcomes, cluster, workload, t, own, named)
+                found[t] = _at_degree(graph, prices, outcomes, known, cluster, workload, t, own, named)
                 if tensor == "auto" and not _splits(found[t].plan):
                     del found[t]
                     reasons[t] = CaptureError("all ranks would do the same work, for nothing gains from being split")
@@ -150,6 +151,7 @@ def _at_degree(
     graph: Graph,
     prices: LayoutPrices,
     outcomes: Outcomes,
+    known: Known | None,
     cluster: Cluster,
     workload: Workload,
     t: int,
@@ -183,7 +185,7 @@ def _at_degree(
             least, reason = float(budget or 0), error
         else:
             try:
-                return plan_layouts(graph, chosen, cluster, workload, options, outcomes, as_shards)
+                return plan_layouts(graph, chosen, cluster, workload, options, outcomes, as_shards, known)
             except InfeasibleError as error:
                 most, reason = min(most, float(chosen.value.memory_bytes)), error
         budget = max(LESS_MEMORY * most, (least + most) / 2)
@@ -198,12 +200,13 @@ def plan_layouts(
     options: dict[str, Any],
     outcomes: Outcomes | None = None,
     as_shards: bool = False,
+    known: Known | None = None,
 ) -> Planned:
     """The best stages for given layouts; splits by hand are those of the local graph.
 
     Args:
         options: Further arguments of `solver.solve`.
-        outcomes: See `profiler.profile`.
+        outcomes, known: See `profiler.profile`.
         as_shards: Keep what ranks gather as shards for backward, which takes time; otherwise only where nothing fits.
     """
     t = chosen.tensor
@@ -211,7 +214,7 @@ def plan_layouts(
 
     def rewritten(again: frozenset[str]) -> tuple[LocalGraph, Costs]:
         local = rewrite(graph, replace(chosen.choice, again=again), t)
-        return local, profile(local, places, places.inside, outcomes)
+        return local, profile(local, places, places.inside, outcomes, known)
 
     local, local_costs = rewritten(frozenset())
     again = _kept_whole(local, local_costs)

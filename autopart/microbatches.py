@@ -6,6 +6,7 @@ worth (`profiler.growth`); what is chosen is captured and planned anew, so that 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -13,7 +14,7 @@ from autopart.cluster import Cluster
 from autopart.costs import Costs, NodeTime
 from autopart.errors import UsageError
 from autopart.graph import Graph
-from autopart.profiler import Outcomes, profile_rows
+from autopart.profiler import Known, Outcomes, profile_rows
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver import first_value
 from autopart.workload import Workload
@@ -33,15 +34,25 @@ class Count:
 
 
 def choose_count(
-    graph: Graph, cluster: Cluster, workload: Workload, *, tensor: int | str, stages: int | str, outcomes: Outcomes
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    *,
+    tensor: int | str,
+    stages: int | str,
+    outcomes: Outcomes,
+    known: Known | None = None,
 ) -> Count:
     """The count that is estimated to be fastest; the captured one, if that is nearly as fast.
 
     Args:
         workload: As captured; its schedule may be "auto".
         tensor: The degree, or "auto": the smallest at which something fits.
+        outcomes, known: See `profiler.profile`.
     """
-    values = _estimates(graph, cluster, workload, tensor, stages, outcomes)
+    growths = {m: workload.global_batch / m / workload.microbatch_size for m in _divisors(workload.global_batch)}
+    costs = dict(zip(growths, profile_rows(graph, cluster, list(growths.values()), outcomes, known), strict=True))
+    values = _estimates(graph, cluster, workload, tensor, stages, costs)
     captured, best = workload.microbatches, min(values, key=lambda m: (values[m], m))
     if values[best] >= values[captured] * (1 - WORTH) or values[best] == inf:
         best = captured
@@ -53,23 +64,29 @@ def choose_count(
 
 
 def _estimates(
-    graph: Graph, cluster: Cluster, workload: Workload, tensor: int | str, stages: int | str, outcomes: Outcomes
+    graph: Graph,
+    cluster: Cluster,
+    workload: Workload,
+    tensor: int | str,
+    stages: int | str,
+    costs: Mapping[int, Costs],
 ) -> dict[int, float]:
-    """Estimated step time of each count that divides the batch; infinite where no plan is found."""
+    """Estimated step time of each count; infinite where no plan is found."""
     rows = workload.global_batch
-    counts = [m for m in range(1, rows + 1) if rows % m == 0]
-    growths = [rows / m / workload.microbatch_size for m in counts]
-    costs = dict(zip(counts, profile_rows(graph, cluster, growths, outcomes), strict=True))
-    found = dict.fromkeys(counts, inf)
+    found = dict.fromkeys(costs, inf)
     for t in [tensor] if isinstance(tensor, int) else _degrees(cluster):
         places = _together(cluster, t)
         asked = [stages] if isinstance(stages, int) else _stage_counts(len(places), workload.schedule)
-        for m in counts:
+        for m in costs:
             own = replace(workload, microbatches=m, microbatch_size=rows // m)
             found[m] = min(_value(graph, _shared(costs[m], t), places, own, s) for s in asked)
         if min(found.values()) < inf:
             break
     return found
+
+
+def _divisors(rows: int) -> list[int]:
+    return [m for m in range(1, rows + 1) if rows % m == 0]
 
 
 def schedule_for(schedule: str, microbatches: int, stages: int) -> str:

@@ -47,6 +47,8 @@ class StagePlan:
         update_s: Optimizer, once a step.
         sync_s: Adding up the gradients of states that other stages hold too, once a step.
         sent_bytes: Of each value that goes to the next stage; `returned_bytes` of each gradient that comes back.
+        operators: Seconds of forward and backward together, by ATen operator and collective; without what backward
+            computes again.
         sliced: Values that every tensor rank holds alike and sends on in slices (see `solver.crossing`).
         recomputed: Labels of blocks (see `autopart.blocks`) that backward computes again instead of keeping what they
             saved; forward and backward times and memory are those with it.
@@ -67,6 +69,7 @@ class StagePlan:
     sync_s: float = 0.0
     sent_bytes: tuple[int, ...] = ()
     returned_bytes: tuple[int, ...] = ()
+    operators: Mapping[str, float] = field(default_factory=dict)
     sliced: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
 

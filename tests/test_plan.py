@@ -97,7 +97,7 @@ def test_the_file_has_the_names_of_the_contract_in_sorted_order():
     assert set(names.split()) <= set(data)
     assert list(data) == sorted(data)
     stage = "devices nodes parameters parameter_bytes forward_s backward_s communication_s peak_memory_bytes"
-    stage += " memory_limit_bytes backward_weight_s update_s sync_s sent_bytes returned_bytes sliced recomputed"
+    stage += " memory_limit_bytes backward_weight_s update_s sync_s sent_bytes returned_bytes operators sliced recomputed"
     assert set(stage.split()) == set(data["per_stage"][0])
 
 

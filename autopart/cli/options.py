@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -44,6 +45,10 @@ Recompute = Annotated[
 Granularity = Annotated[str, typer.Option(help="Where cuts may be: block, operator, or auto.")]
 Threshold = Annotated[float, typer.Option(min=0, help="Gain in step time that a cut inside a block must bring.")]
 TimeLimit = Annotated[float, typer.Option(min=0, help="Seconds for the solver.")]
+Measured = Annotated[
+    Path | None,
+    typer.Option("--profile", metavar="FILE", help="What was measured: of autopart profile, or of train.py --record."),
+]
 Mode = Annotated[str, typer.Option(help="training or inference.")]
 
 

@@ -15,6 +15,7 @@ from autopart.cli.options import (
     Gpus,
     Granularity,
     Json,
+    Measured,
     Microbatches,
     Mode,
     Model,
@@ -49,6 +50,7 @@ def partition_command(
     threshold: Threshold = 0.01,
     time_limit: TimeLimit = 30.0,
     mode: Mode = "training",
+    measured: Measured = None,
 ) -> None:
     """Plan the split of a model, and write the package that runs it."""
     with working():
@@ -76,6 +78,7 @@ def partition_command(
             "threshold": threshold,
             "time_limit_s": time_limit,
             "name": model,
+            "profile": measured,
         }
         plan = partition(loaded.model, cluster, example_inputs=loaded.args, example_kwargs=loaded.kwargs, **options)
         if out is not None and (real := with_values(loaded, plan)) is not None:

@@ -29,7 +29,7 @@ from autopart.profiler.call_times import CallTimes, Seconds
 from autopart.profiler.growth import Growth, batch_dependent, resized
 from autopart.profiler.isolated import Call, Outcome, Place, Result, Runner, TensorSpec, estimate
 from autopart.profiler.kernels import Kernel
-from autopart.profiler.profile_file import Profile
+from autopart.profiler.known import Known
 from autopart.profiler.recomputation import recomputed_regions
 from autopart.sharding import LocalGraph
 
@@ -72,7 +72,7 @@ def profile(
     cluster: Cluster,
     tensor_link: Link | None = None,
     outcomes: Outcomes | None = None,
-    measured: Profile | None = None,
+    known: Known | None = None,
 ) -> Costs:
     """Predicted time and memory of every node of the graph's primary capture, for one microbatch.
 
@@ -82,14 +82,14 @@ def profile(
         cluster: Each device that may run the graph (of a local graph: the first of each group).
         tensor_link: Between the ranks of a local graph; None: the cluster's link inside a machine.
         outcomes: What was found before for other graphs on the same kind of device; what is new is added.
-        measured: Times of calls on one of the cluster's devices; what it lacks has its formula's.
+        known: What was measured on the cluster's devices; what it lacks has its formula's times.
 
     Never fails on an operator: what cannot be analysed (an opaque node, an operator without a fake implementation) is
     estimated by the bytes it touches, and `Costs.notes` says so.
     """
     walk = Walk(graph, cluster.devices[0].kind, outcomes)
     walk.run()
-    return _costs(walk, cluster, tensor_link, {}, measured)
+    return _costs(walk, cluster, tensor_link, {}, known)
 
 
 def profile_rows(
@@ -97,17 +97,17 @@ def profile_rows(
     cluster: Cluster,
     growths: Sequence[float],
     outcomes: Outcomes | None = None,
-    measured: Profile | None = None,
+    known: Known | None = None,
 ) -> Iterator[Costs]:
     """As `profile`, estimated for microbatches of so many times the graph's rows (see `growth`)."""
     walk = Walk(graph, cluster.devices[0].kind, outcomes)
     walk.run()
     depends = batch_dependent(graph)
     for rows in growths:
-        yield _costs(walk, cluster, None, dict.fromkeys(depends, rows), measured)
+        yield _costs(walk, cluster, None, dict.fromkeys(depends, rows), known)
 
 
-def _costs(walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth, measured: Profile | None) -> Costs:
+def _costs(walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growth, known: Known | None) -> Costs:
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
     link = tensor_link or cluster.intra_node
     devices = {device.name: device for device in cluster.devices}
@@ -115,18 +115,16 @@ def _costs(walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growt
     if len(kinds) > 1:
         notes = [*notes, f"Saved activations are those of a {kinds[0]} device on every device."]
     times = {}
-    source = "analytic"
     for name, device in devices.items():
-        prices = CallTimes(device, link, walk.ranks, measured)
+        prices = CallTimes(device, link, walk.ranks, known)
         times[name] = walk.times(prices, growth)
-        if prices.profile is not None:
-            source = prices.profile.source
+        if prices.has_measurements:
             notes = [*notes, *walk.unmeasured(prices, times[name])]
     return Costs(
         times=times,
         memory={name: resized(memory, growth.get(name, 1.0)) for name, memory in walk.memory.items()},
         saved=walk.saved(CUDA_BLOCK_BYTES if kinds[0] == "cuda" else 1, growth),
-        source=source,
+        source=known.source if known is not None else "analytic",
         notes=tuple(notes),
         allocations=None if growth else walk.allocations(),
     )
@@ -207,10 +205,13 @@ class Walk:
                 own = priced[key]
             again = own.forward_s if node.name in self.runs_again else 0.0
             sums, weight_sums = self.sums.get(node.name, ()), self.weight_sums.get(node.name, ())
+            added_s = sum(prices.addition(spec, rows) for spec in sums)
+            weight_added_s = sum(prices.addition(spec, 1.0) for spec in weight_sums)
             times[node.name] = NodeTime(
                 forward_s=own.forward_s,
-                backward_input_s=again + own.backward_input_s + sum(prices.addition(spec, rows) for spec in sums),
-                backward_weight_s=own.backward_weight_s + sum(prices.addition(spec, 1.0) for spec in weight_sums),
+                backward_input_s=again + own.backward_input_s + added_s,
+                backward_weight_s=own.backward_weight_s + weight_added_s,
+                operators=_by_operator(own, node.name in self.runs_again, added_s + weight_added_s),
             )
         return times
 
@@ -410,6 +411,15 @@ class Walk:
         self._tensors.append(value)
         storage.values.append(value)
         return value
+
+
+def _by_operator(own: Seconds, again: bool, added_s: float) -> Mapping[str, float]:
+    """Seconds by operator, with a second forward, and with the gradients that are added up."""
+    found: dict[str, float] = dict(own.forward)
+    for part in (own.backward, own.forward if again else {}, {"add_": added_s} if added_s else {}):
+        for name, seconds in part.items():
+            found[name] = found.get(name, 0.0) + seconds
+    return found
 
 
 def _numbers(values: Any) -> tuple[int, ...]:

@@ -28,12 +28,12 @@ from autopart.profiler.analytic import (
     Walk,
     signature_of,
 )
-from autopart.profiler.call_times import addition
+from autopart.profiler.call_times import CallTimes, addition
 from autopart.profiler.isolated import Call, Outcome, Result, Runner, Step, TensorSpec, Work
 from autopart.profiler.kernels import Kernel
+from autopart.profiler.known import Known
 from autopart.profiler.moves import copied
 from autopart.profiler.ranks import Exchange
-from autopart.profiler.roofline import kernel_seconds
 from autopart.sharding import Layout, Operation, Strategy, conversion, local_shape, results_of
 from autopart.sharding.operation import Operand, substitute
 from autopart.sharding.operation import Result as LocalResult
@@ -46,9 +46,12 @@ class LayoutPrices:
         saved: Every storage that autograd keeps of the whole graph for one microbatch.
     """
 
-    def __init__(self, graph: Graph, cluster: Cluster, outcomes: Outcomes | None = None) -> None:
-        """Args: outcomes: What was found before for the same kind of device; what is new is added."""
+    def __init__(
+        self, graph: Graph, cluster: Cluster, outcomes: Outcomes | None = None, known: Known | None = None
+    ) -> None:
+        """See `profile` for `outcomes` and `known`; of what is known, corrections alone count here."""
         self._device = cluster.devices[0]
+        self._times = CallTimes(self._device, cluster.intra_node, known=known)
         self._outcomes: Outcomes = {} if outcomes is None else outcomes
         self._walk = Walk(graph, self._device.kind, self._outcomes)
         self._walk.run()
@@ -159,7 +162,7 @@ class LayoutPrices:
         for step in steps:
             if isinstance(step, Kernel):
                 if step not in self._seconds:
-                    self._seconds[step] = kernel_seconds(step, self._device)
+                    self._seconds[step] = self._times.kernel(step)
                 found += self._seconds[step]
         return found
 

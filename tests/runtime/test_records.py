@@ -137,15 +137,20 @@ def test_the_profiler_slows_calls_down_but_not_the_kernels_of_a_gpu(kind: str, s
 
 
 @pytest.fixture
-def predicted(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+def predicted() -> dict[str, float]:
     """Seconds by operator that the plan predicts of each of its stages (3 ms in the first, 6 ms in the second)."""
-    found = {"addmm": 0.001, "mm": 0.001, "native_batch_norm_backward": 1e-9, "never_seen": 0.0005}
-    monkeypatch.setattr(corrections, "predicted_operators", lambda stage: found)
-    return found
+    return {"addmm": 0.001, "mm": 0.001, "native_batch_norm_backward": 1e-9, "never_seen": 0.0005}
+
+
+def predicting(operators: dict[str, float]) -> Record:
+    data = make_record()
+    for stage in data["plan"]["per_stage"]:
+        stage["operators"] = operators
+    return read(data)
 
 
 def test_corrected_predictions_add_up_to_what_was_measured(predicted: dict[str, float]) -> None:
-    found = corrections.corrections(read(make_record()))
+    found = corrections.corrections(predicting(predicted))
     assert list(found) == ["CPU"]
     factors = found["CPU"]
     assert factors.operators == pytest.approx({"addmm": 3.0, "mm": 9.5})
@@ -155,12 +160,12 @@ def test_corrected_predictions_add_up_to_what_was_measured(predicted: dict[str, 
 
 
 def test_operators_too_small_to_be_measured_are_left_alone(predicted: dict[str, float]) -> None:
-    factors = corrections.corrections(read(make_record()))["CPU"]
+    factors = corrections.corrections(predicting(predicted))["CPU"]
     assert factors.factor("native_batch_norm_backward") == factors.factor("never_seen") == factors.overall
 
 
 def test_differences_of_operators_make_up_that_of_the_stage(predicted: dict[str, float]) -> None:
-    record = read(make_record())
+    record = predicting(predicted)
     found = compare(record.plan, record).operators
     for number, planned in enumerate(record.plan.per_stage):
         of_stage = [figure for figure in found if figure.stage == number]
