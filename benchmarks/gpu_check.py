@@ -33,6 +33,7 @@ from autopart import Cluster, Profile
 from autopart.cluster import Device
 from autopart.graph import Graph
 from autopart.model_spec import load
+from autopart.profiler import known_of
 from autopart.profiler import profile as costs_of
 from autopart.profiler.calibration import calibrate, samples_of
 from autopart.tracer import find_batch
@@ -150,7 +151,8 @@ def _fitted(profiles: list[Profile], device: Device) -> Device | None:
 
 def predicted(graph: Graph, cluster: Cluster, operators: Profile | None) -> tuple[float, float]:
     """Seconds forward and backward."""
-    times = costs_of(graph, cluster, measured=operators).times[cluster.devices[0].name].values()
+    known = None if operators is None else known_of(operators, cluster)
+    times = costs_of(graph, cluster, known=known).times[cluster.devices[0].name].values()
     return sum(time.forward_s for time in times), sum(time.backward_s for time in times)
 
 
