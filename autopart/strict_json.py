@@ -87,8 +87,9 @@ def validated(adapter: TypeAdapter[T], data: Any, where: str) -> T:
         return adapter.validate_json(json.dumps(data))
     except ValidationError as error:
         first = error.errors()[0]
-        key = ".".join(str(part) for part in first["loc"])
-        raise InputFileError(f"{where}: key {short(key)}: {first['msg']}") from None
+        parts = map(str, first["loc"])
+        key = ".".join(part if len(part) <= 60 else f"{part[:57]}..." for part in parts)
+        raise InputFileError(f"{where}: key {key!r}: {first['msg']}") from None
 
 
 def short(value: object) -> str:
