@@ -27,8 +27,8 @@ from autopart.profiler.profile_file import Profile
 from autopart.tracer import trace
 from benchmarks.output import parser, show
 
-FIT = ["torchvision:resnet50?batch=2", "hf:gpt2?n_layer=2&batch=2", "torchvision:vit_b_16?batch=2"]
-TEST = ["torchvision:densenet121?batch=2", "zoo:t5-small", "zoo:bert-base"]
+FIT = ["torchvision:resnet50?batch=2", "hf:gpt2?n_layer=2&batch=2&seq=128", "torchvision:vit_b_16?batch=2"]
+TEST = ["torchvision:densenet121?batch=2", "hf:t5?batch=2&seq=128", "hf:bert?batch=2&seq=128"]
 
 
 def measured(model: str, device: str, dtype: torch.dtype | None) -> Profile:

@@ -29,7 +29,7 @@ class Kernel:
 
     Attributes:
         name: Of the operator, for people.
-        family: Key of `roofline.FAMILIES`.
+        family: Key of `roofline.DEFAULTS`.
         dtype: Of its arithmetic.
         flops: Floating-point operations, a multiply-add being two.
         bytes: Read plus written, each tensor once.
@@ -100,8 +100,17 @@ def _pages(size: int) -> int:
 # What an operator keeps for its backward in a buffer that its fake implementation leaves empty.
 WORKSPACES: dict[Any, Callable[..., int]] = {aten.mkldnn_rnn_layer: _mkldnn_rnn_workspace}
 
+_FUNCTIONS = "exp log tanh sigmoid gelu silu erf sin cos pow sqrt rsqrt softplus mish elu log_sigmoid_forward"
+_FUNCTIONS += " gelu_backward silu_backward mish_backward elu_backward softplus_backward"
+_POOLING = "max_pool2d_with_indices avg_pool2d _adaptive_avg_pool2d adaptive_max_pool2d upsample_nearest2d"
+_POOLING += " upsample_bilinear2d"
+
 # Operator packet -> family; everything else is "pointwise" if it computes nothing that is counted.
 FAMILIES_OF: dict[str, str] = {
+    **{name + in_place: "function" for name in _FUNCTIONS.split() for in_place in ("", "_")},
+    **{name + end: "pooling" for name in _POOLING.split() for end in ("", "_backward")},
+    **dict.fromkeys(("clone", "copy_", "_to_copy", "cat", "stack"), "copy"),
+    **dict.fromkeys(("native_dropout", "bernoulli_", "bernoulli", "rand_like", "randn_like"), "random"),
     "mm": "matmul",
     "addmm": "matmul",
     "bmm": "matmul",
