@@ -9,6 +9,7 @@ from statistics import fmean
 from autopart.cluster import Cluster
 from autopart.plan import Plan
 from autopart.records import Record
+from autopart.sharding.conversions import SHARES
 
 REST = "(in no operator)"
 """What a stage took beyond its operators: Python, autograd, and on a GPU the gaps between kernels."""
@@ -40,7 +41,7 @@ class Corrections:
 
     Attributes:
         operators: ATen name -> measured over predicted, of those that take long enough to be measured.
-        overall: For everything, operators included: what they do not account for.
+        overall: For every kernel, those of `operators` included: what operators do not account for.
     """
 
     operators: Mapping[str, float]
@@ -70,7 +71,8 @@ def operators(plan: Plan, record: Record) -> Iterator[OperatorFigure]:
 def corrections(record: Record) -> Mapping[str, Corrections]:
     """Device, as the cluster of the record's plan calls it -> its corrections.
 
-    With them, the plan's stages are predicted to compute as long as was measured, on the whole of each device.
+    With them, the plan's stages are predicted to take as long as was measured, on the whole of each device: collectives
+    keep the formula of their link, and everything else is corrected.
     """
     predicted: dict[str, dict[str, float]] = {}
     measured: dict[str, dict[str, float]] = {}
@@ -84,12 +86,15 @@ def corrections(record: Record) -> Mapping[str, Corrections]:
 
 
 def _corrections(predicted: Mapping[str, float], measured: Mapping[str, float]) -> Corrections:
-    least = MEASURABLE_SHARE * sum(measured.values())
-    factors = {
-        name: measured[name] / predicted[name]
-        for name in sorted(predicted)
-        if name != REST and min(predicted[name], measured[name]) > 0 and max(predicted[name], measured[name]) >= least
-    }
-    factors = {name: factor for name, factor in factors.items() if 1 / MOST_CORRECTION <= factor <= MOST_CORRECTION}
-    corrected = sum(seconds * factors.get(name, 1.0) for name, seconds in predicted.items())
-    return Corrections(factors, sum(measured.values()) / corrected if corrected else 1.0)
+    whole = sum(measured.values())
+    exchanged = sum(predicted.get(collective, 0.0) for collective in SHARES)
+    kernels = {name: seconds for name, seconds in predicted.items() if name not in SHARES}
+    factors = {}
+    for name, seconds in sorted(kernels.items()):
+        large = max(seconds, measured[name]) >= MEASURABLE_SHARE * whole
+        if name != REST and large and 0 < seconds <= MOST_CORRECTION * measured[name] <= MOST_CORRECTION**2 * seconds:
+            factors[name] = measured[name] / seconds
+    corrected = sum(seconds * factors.get(name, 1.0) for name, seconds in kernels.items())
+    # Collectives that were predicted to take longer than all of it leave the operators what they took themselves.
+    left = max(whole - exchanged, whole - measured[REST])
+    return Corrections(factors, left / corrected if corrected else 1.0)

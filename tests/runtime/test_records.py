@@ -159,6 +159,13 @@ def test_corrected_predictions_add_up_to_what_was_measured(predicted: dict[str, 
     assert corrected == pytest.approx(2 * 0.014)
 
 
+def test_collectives_keep_their_formula_and_the_rest_makes_up_for_it(predicted: dict[str, float]) -> None:
+    found = corrections.corrections(predicting({**predicted, "all_reduce": 0.0004}))["CPU"]
+    rest = 0.003 + 0.006 - 2 * (sum(predicted.values()) + 0.0004)
+    corrected = 2 * sum(s * found.factor(name) for name, s in predicted.items()) + rest * found.factor("other")
+    assert corrected + 2 * 0.0004 == pytest.approx(2 * 0.014)
+
+
 def test_operators_too_small_to_be_measured_are_left_alone(predicted: dict[str, float]) -> None:
     factors = corrections.corrections(predicting(predicted))["CPU"]
     assert factors.factor("native_batch_norm_backward") == factors.factor("never_seen") == factors.overall
