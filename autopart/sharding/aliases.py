@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+import torch
 from networkx.utils import UnionFind
 from torch import fx
 
@@ -65,14 +66,19 @@ class Aliases:
 
 
 def _shared(op: Operation) -> set[int]:
-    """Tensor arguments whose memory a result may share."""
-    found: set[int] = set()
+    """Tensor arguments whose memory a result may share: its schema says so, or the captured values do."""
     schema = getattr(op.node.target, "_schema", None)
     if schema is None:  # an opaque call may return its argument
         return set(range(len(op.operands)))
+    results = {_memory(value) for value in op.outputs if value is not None}
+    found = {number for number, value in enumerate(op.inputs) if _memory(value) in results}
     for argument in schema.arguments:
         if argument.alias_info is not None or (argument.name in ("input", "self") and schema.name in SILENT_ALIASES):
             value = op.arguments.get(argument.name)
             items = value if isinstance(value, (list, tuple)) else [value]
             found |= {item.number for item in items if isinstance(item, Operand)}
     return found
+
+
+def _memory(value: torch.Tensor) -> int:
+    return value.untyped_storage()._cdata

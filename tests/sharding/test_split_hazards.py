@@ -31,6 +31,23 @@ class InPlaceThroughViews(nn.Module):
         return self.b(F.relu_(y.clone())) + before.sum() + y.tanh().sum(1, keepdim=True)
 
 
+class InPlaceThroughQuietViews(nn.Module):
+    """Results that share memory with an argument, though no schema says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        torch.einsum("ij->ji", y).add_(1.5)
+        z = self.b(y)
+        torch.atleast_3d(z).mul_(2)
+        u = x + 1
+        torch.broadcast_tensors(u, z)[0].mul_(3)
+        return z.tanh() * y.sum(1, keepdim=True) + u
+
+
 class Buffers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -97,7 +114,7 @@ class Squeezed(nn.Module):
         return (y.unsqueeze(1).squeeze() * y.mean(1, keepdim=True).expand(8, 4)).squeeze(1) + y.var(0)
 
 
-MODELS = [InPlaceThroughViews, Buffers, Tied, Causal, Checkpointed, Squeezed]
+MODELS = [InPlaceThroughViews, InPlaceThroughQuietViews, Buffers, Tied, Causal, Checkpointed, Squeezed]
 
 
 @pytest.mark.parametrize("t", [2, 4])
