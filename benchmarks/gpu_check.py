@@ -81,7 +81,7 @@ def main() -> None:
     specs = SMALL if chosen.device == "cpu" else LARGE
     dtypes = [torch.float32] if chosen.device == "cpu" else [torch.float32, torch.bfloat16]
     cases = [
-        captured(name, spec, dtype, chosen.device)
+        captured(name, spec, dtype, chosen.device, chosen.budget)
         for name, spec in specs.items()
         for dtype in dtypes
         if chosen.only in name
@@ -99,18 +99,19 @@ def _options() -> argparse.Namespace:
     options = parser(__doc__)
     options.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     options.add_argument("--profile", type=Path, metavar="FILE", help="write the profile of all operators there")
+    options.add_argument("--budget", type=float, default=0.1, help="seconds for each part of an operator, at most")
     options.add_argument("--steps", type=int, default=20, help="measured steps of each model")
     options.add_argument("--only", default="", metavar="NAME", help="models whose names contain this")
     return options.parse_args()
 
 
-def captured(name: str, spec: str, dtype: torch.dtype, device: str) -> Case:
+def captured(name: str, spec: str, dtype: torch.dtype, device: str, budget_s: float) -> Case:
     """The graph of a model for its whole batch, and its operators measured."""
     loaded = load(spec)
     args, kwargs = loaded.args, dict(loaded.kwargs)
     batch = find_batch(loaded.model, args, kwargs)
     graph = autopart.trace(loaded.model, args, kwargs, batch_dims=batch.dims, dtype=dtype)
-    operators = autopart.profile(graph, device, "measured")
+    operators = autopart.profile(graph, device, "measured", budget_s=budget_s)
     short = str(dtype).removeprefix("torch.")
     return Case(name, spec, dtype, graph, replace(operators, model=f"{name}, {short}"))
 

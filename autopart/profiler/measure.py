@@ -59,7 +59,8 @@ class Meter:
         size = max(1, sum(spec.bytes for spec in call.tensors))
         wanted = min(MOST_COPIES, math.ceil(self._cache_bytes / size), max(1, MOST_BYTES // size))
         copies = [real_inputs(call, self._device, seed) for seed in range(wanted)]
-        peak_bytes = self._peak_bytes(call, copies[0])
+        peak_bytes, made_bytes = self._peak_bytes(call, copies[0])
+        del copies[max(1, MOST_BYTES // made_bytes) :]
         forward = self._repeat(lambda: [partial(_run, call, arguments(call, copy)) for copy in copies], 0.0)
         graphs = [_Backward(call, copy) for copy in copies] if call.grad else []
         whole = only = [0.0]
@@ -96,15 +97,16 @@ class Meter:
         run = partial(torch.autograd.grad, [x], [x], [torch.ones_like(x)], retain_graph=True, allow_unused=True)
         return median(self._repeat(lambda: [run] * MOST_COPIES, 0.0))
 
-    def _peak_bytes(self, call: Call, copy: Inputs) -> int | None:
-        if self._device.type != "cuda":
-            return None
-        torch.cuda.reset_peak_memory_stats(self._device)
-        before = torch.cuda.memory_allocated(self._device)
+    def _peak_bytes(self, call: Call, copy: Inputs) -> tuple[int | None, int]:
+        """The most bytes beyond the inputs, where the device tells, and the bytes of the result, one at least."""
+        if on_gpu := self._device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self._device)
+            before = torch.cuda.memory_allocated(self._device)
         run = _Backward(call, copy)
-        if call.grad and run.outputs and run.every:
+        if on_gpu and call.grad and run.outputs and run.every:
             run.gradients(run.every)
-        return max(0, torch.cuda.max_memory_allocated(self._device) - before)
+        peak_bytes = max(0, torch.cuda.max_memory_allocated(self._device) - before) if on_gpu else None
+        return peak_bytes, max(1, run.made_bytes)
 
 
 class _Backward:
@@ -112,7 +114,9 @@ class _Backward:
 
     def __init__(self, call: Call, copy: Inputs) -> None:
         result = _run(call, arguments(call, copy))
-        self.outputs = [x for x in pytree.tree_leaves(result) if isinstance(x, torch.Tensor) and x.requires_grad]
+        tensors = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.made_bytes = sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+        self.outputs = [tensor for tensor in tensors if tensor.requires_grad]
         self.every = [x for x in copy.leaves if x.requires_grad]
         pairs = zip(copy.leaves, call.tensors, strict=True)
         self.activations = [x for x, spec in pairs if x.requires_grad and not spec.weight]

@@ -17,7 +17,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import AfterValidator, ConfigDict, TypeAdapter
 
-from autopart.cluster import Cluster
 from autopart.errors import UsageError
 from autopart.profiler.isolated import Step, Work
 from autopart.profiler.kernels import Kernel
@@ -176,23 +175,6 @@ class Profile:
 
     def __str__(self) -> str:
         return format_profile(self)
-
-
-def profile_for(cluster: Cluster, source: Profile | str | os.PathLike[str]) -> Profile:
-    """A profile, or the one in a file, to plan for a cluster with.
-
-    Raises:
-        UsageError: It is of none of the cluster's devices.
-        InputFileError: The file is no profile.
-    """
-    profile = source if isinstance(source, Profile) else Profile.load(source)
-    names = list(dict.fromkeys(device.name for device in cluster.devices))
-    if profile.device.name not in names:
-        raise UsageError(
-            f"the profile is of {profile.device.name}, and the plan is for {', '.join(names)}",
-            "Profile one of these devices: autopart profile MODEL --device cuda on a machine that has it.",
-        )
-    return profile
 
 
 @cache

@@ -15,14 +15,13 @@ import torch
 from torch import nn
 
 from autopart.cli import main
-from autopart.cluster import Cluster
 from autopart.errors import InputFileError, UsageError
 from autopart.graph import Graph
 from autopart.profiler.cache import MeasurementCache, cache_directory
 from autopart.profiler.measure import Meter
 from autopart.profiler.measurement import Measurement
 from autopart.profiler.operators import profile
-from autopart.profiler.profile_file import Entry, KernelRecord, Profile, ProfiledDevice, profile_for
+from autopart.profiler.profile_file import Entry, KernelRecord, Profile, ProfiledDevice
 from autopart.profiler.profile_table import format_diff
 from autopart.tracer import trace
 
@@ -105,14 +104,6 @@ def test_profiles_of_one_device_are_joined() -> None:
     assert both.microbatch_size == 0
     with pytest.raises(UsageError, match="cannot be joined"):
         PROFILE.joined(replace(other, device=replace(HERE, torch="2.11.0")))
-
-
-def test_a_plan_takes_profiles_of_its_devices_alone(tmp_path: Path) -> None:
-    PROFILE.save(tmp_path / "p.json")
-    cluster = Cluster.parse(["CPU", "A100-80G"])
-    assert profile_for(cluster, tmp_path / "p.json") == profile_for(cluster, PROFILE) == PROFILE
-    with pytest.raises(UsageError, match="profile is of CPU, and the plan is for A100-80G, T4"):
-        profile_for(Cluster.parse(["A100-80G", "A100-80G", "T4"]), PROFILE)
 
 
 def test_a_difference_shows_what_moved_and_what_is_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
