@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import split_jobs
@@ -16,6 +17,7 @@ from torch import nn
 from written_package import train_here
 
 import autopart
+from autopart.api import Partition
 from autopart.cli import main
 from autopart.plan import Plan
 from autopart.records import Record
@@ -164,14 +166,34 @@ class Wide(nn.Module):
         return self.layers(x)
 
 
-def test_the_operators_of_large_stages_make_up_nearly_all_of_their_time(tmp_path: Path) -> None:
-    plan = autopart.partition(
-        Wide(), "2xCPU", example_inputs=torch.zeros(1024, 1024), stages=2, microbatches=2, schedule="1f1b"
-    )
-    script = plan.emit(tmp_path / "package") / "train.py"
-    done = train_here(script, "--steps", "3", "--record", str(tmp_path / "record.json"))
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Record]:
+    """The train.py of a package, and what it recorded."""
+    folder = tmp_path_factory.mktemp("wide")
+    script = plan_wide().emit(folder / "package") / "train.py"
+    done = train_here(script, "--steps", "3", "--record", str(folder / "record.json"))
     assert done.status == 0, done.stderr
-    record = Record.load(tmp_path / "record.json")
+    return script, Record.load(folder / "record.json")
+
+
+def plan_wide(**options: Any) -> Partition:
+    inputs = torch.zeros(1024, 1024)
+    return autopart.partition(
+        Wide(), "2xCPU", example_inputs=inputs, stages=2, microbatches=2, schedule="1f1b", **options
+    )
+
+
+def test_a_plan_made_with_a_record_predicts_what_was_measured(wide: tuple[Path, Record]) -> None:
+    """In the sum: cuts may move, and what is corrected holds on the whole of a device."""
+    _, record = wide
+    predicted = sum(stage.forward_s + stage.backward_s for stage in plan_wide(profile=record).per_stage)
+    stages = [stage for process in record.processes for stage in process.stages]
+    measured = sum(stage.forward.median + stage.backward.median for stage in stages)
+    assert predicted == pytest.approx(measured, rel=0.01)
+
+
+def test_the_operators_of_large_stages_make_up_nearly_all_of_their_time(wide: tuple[Path, Record]) -> None:
+    script, record = wide
     assert record.plan == Plan.load(script.parent / "plan.json") and record.places == 1
     for number in range(2):
         for _, stage in record.of_stage(number):
