@@ -111,6 +111,7 @@ class Allocations:
         storages: Bytes of each.
         tensors: The storage of each; a view is another tensor in the storage of its base.
         tensor_bytes: Of each, when it is sent.
+        scattered: Tensors whose elements do not lie one after the other: a copy of them is sent.
         values: Node (placeholders and states, too) -> the tensors of its value.
         nodes: Call -> what it does.
         regions: Calls that backward runs again because the model says so.
@@ -120,6 +121,7 @@ class Allocations:
     storages: tuple[int, ...]
     tensors: tuple[int, ...]
     tensor_bytes: tuple[int, ...]
+    scattered: frozenset[int]
     values: Mapping[str, tuple[int, ...]]
     nodes: Mapping[str, NodeAllocations]
     regions: tuple[tuple[str, ...], ...] = ()
@@ -146,7 +148,7 @@ class Costs:
     times: Mapping[str, Mapping[str, NodeTime]]
     memory: Mapping[str, NodeMemory]
     saved: tuple[SavedTensor, ...]
-    source: str
+    source: Literal["analytic", "measured", "corrected"]
     notes: tuple[str, ...] = ()
     allocations: Allocations | None = None
 

@@ -140,6 +140,7 @@ class Plan:
         granularity: "block" or "operator": where cuts were allowed in the chosen plan.
         alternatives: What the other granularity would have cost: granularity -> step time in seconds.
         degrees: Tensor degree -> step time in seconds of the best plan found with it.
+        times_from: Where seconds come from: formulas, a profile, or formulas corrected by a record.
         layouts: How tensors are split; None where `strategy.tensor` is 1.
         cluster: The cluster as plain data, so that the file stands alone.
     """
@@ -165,6 +166,7 @@ class Plan:
     alternatives: Mapping[str, float] = field(default_factory=dict)
     degrees: Mapping[str, float] = field(default_factory=dict)
     layouts: Layouts | None = None
+    times_from: Literal["analytic", "measured", "corrected"] = "analytic"
     seconds: Mapping[str, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from autopart.cluster import Cluster, Device
 from autopart.corrections import Corrections, corrections
@@ -26,7 +27,7 @@ class Known:
 
     calls: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
     corrections: Mapping[str, Corrections] = field(default_factory=dict)
-    source: str = "analytic"
+    source: Literal["analytic", "measured", "corrected"] = "analytic"
 
 
 def known_of(found: Profile | Record, cluster: Cluster) -> Known:
@@ -36,7 +37,8 @@ def known_of(found: Profile | Record, cluster: Cluster) -> Known:
     corrected kernel by kernel as the profile's calls are in the mean, or as the record's operators are.
 
     Raises:
-        UsageError: It is of a device that the cluster does not have.
+        UsageError: It is of a device that the cluster does not have, or of a plan whose own times were no formulas:
+            those are what a record corrects.
     """
     devices = {device.name: device for device in cluster.devices}
     names = {found.device.name} if isinstance(found, Profile) else {d.name for d in _devices_of(found)}
@@ -47,6 +49,11 @@ def known_of(found: Profile | Record, cluster: Cluster) -> Known:
             "Give the cluster the device that was measured, or a profile of the cluster's device.",
         )
     if isinstance(found, Record):
+        if found.plan.times_from != "analytic":
+            raise UsageError(
+                f"the record is of a plan whose times were {found.plan.times_from}: it can only correct formulas",
+                "Record a package that was planned without a profile, or plan with a profile of the operators.",
+            )
         return Known(corrections=corrections(found), source="corrected")
     name = found.device.name
     return Known({name: found.entries}, {name: _corrections(found, devices[name])}, found.source)

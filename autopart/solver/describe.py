@@ -96,6 +96,7 @@ def describe(
         dtype=str(graph.dtype).removeprefix("torch."),
         cluster=cluster.to_data(),
         alternatives=choice.alternatives,
+        times_from=costs.source,
         seconds={"solve": seconds},
         notes=(
             *graph.notes,

@@ -11,9 +11,11 @@ from recorded import make_plan
 from split_package import MICROBATCHES
 
 from autopart import corrections
+from autopart.cluster import Cluster
 from autopart.comparison import compare
 from autopart.corrections import REST
 from autopart.errors import InputFileError, UsageError
+from autopart.profiler import known_of
 from autopart.records import Record
 
 STEPS = 2
@@ -193,3 +195,11 @@ def test_differences_of_operators_make_up_that_of_the_stage(predicted: dict[str,
 def test_a_record_of_something_else_is_not_compared(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         compare(make_plan(2, 1, "1f1b"), read(make_record(**changes)))
+
+
+def test_a_record_of_a_plan_that_was_measured_itself_corrects_nothing() -> None:
+    data = make_record()
+    data["plan"]["times_from"] = "measured"
+    record = read(data)
+    with pytest.raises(UsageError, match="can only correct formulas"):
+        known_of(record, Cluster.from_data(record.plan.cluster))
