@@ -47,7 +47,7 @@ def bubble(order: Sequence[Sequence[Action]], p: int, m: int, milliseconds: Sequ
         unhindered(order),
         lambda action: seconds[action.kind] * share,
         lambda _: (),
-        Network(lambda source, target: Wire(message), duplex=True),
+        Network(lambda source, target: Wire(message), by_host=False),
     )
     cost = max(_span(timeline, process) for process in range(p))
     return (cost - m * (forward + backward_input + backward_weight)) / cost

@@ -86,7 +86,7 @@ def _steps(
     """Seconds of a step: measured, simulated, and simulated with messages that take no time."""
     count = 2 * SCHEDULES[schedule].stages_per_process
     first, last = SHAPES[shape]
-    shares = [(first + (last - first) * s / (count - 1)) / (count / 2) for s in range(count)]
+    shares = [first + (last - first) * s / (count - 1) for s in range(count)]
     sleeps = [Sleep(*[SLEEP_S * share] * 3) for share in shares]
     results = pool.run(2, run, schedule, sleeps, payload, MICROBATCHES, 3)
     measured = median(max(step) for step in list(zip(*results, strict=True))[1:])
@@ -100,7 +100,7 @@ def _steps(
                 StageWork(s.forward_s, s.backward_input_s, s.backward_weight_s, (payload,), (payload,)) for s in sleeps
             ),
             (between,) * (count - 1),
-            duplex=False,
+            by_host=True,
         )
         .replay()
         .step_s

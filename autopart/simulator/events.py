@@ -1,7 +1,8 @@
 """Event simulation of a step: every process runs its program, and waits where the program waits.
 
 The program is torch's own (`actions.programs`); seconds of actions and the network are given. A process computes one
-action at a time, hands batches of messages over without stopping, and stops at a wait until the batch has arrived.
+action at a time, hands batches of messages over without stopping (unless it has to copy them itself, see `network`),
+and stops at a wait until the batch has arrived.
 After the last instruction come the sum of tied gradients (a rendezvous of the processes that take part) and the
 optimizer.
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autopart.simulator.actions import Action, Kind, Message, Post, Program, Wait
+from autopart.simulator.actions import Action, Instruction, Kind, Message, Post, Program, Wait
 from autopart.simulator.network import Network, Transfer
 
 COMPUTING = ("F", "B", "I", "W", "update")
@@ -25,7 +26,7 @@ class Event:
     """What a process does from start to end; stage and microbatch are -1 where it is of no single one."""
 
     process: int
-    kind: Kind | Literal["wait", "sync", "update"]
+    kind: Kind | Literal["wait", "send", "sync", "update"]
     start_s: float
     end_s: float
     stage: int = -1
@@ -114,11 +115,13 @@ class _Replay:
         sync_s: Sequence[float],
         update_s: Sequence[float],
     ) -> None:
-        self.programs, self.seconds, self.sizes, self.network = programs, seconds, sizes, network
+        self.programs = [[part for i in program for part in _in_order(i)] for program in programs]
+        self.seconds, self.sizes, self.network = seconds, sizes, network
         count = len(programs)
         self.sync_s, self.update_s = (tuple(given) or (0.0,) * count for given in (sync_s, update_s))
         self.place = [0] * count
-        self.waits: dict[int, float] = {}
+        self.stopped: dict[int, float] = {}
+        self.held: dict[int, set[Message]] = {}
         self.posted: dict[Message, int] = {}
         self.missing: list[dict[int, int]] = [{} for _ in programs]
         self.batches: dict[Message, list[tuple[int, int]]] = {}
@@ -155,16 +158,19 @@ class _Replay:
         heapq.heappush(self.queue, (time_s, self.pushed, item))
 
     def _continue(self, process: int, now: float) -> None:
-        """Run a process up to its next computation, its next unfinished wait, or its end."""
+        """Run a process up to its next computation, up to where it is stopped, or to its end."""
         program = self.programs[process]
         while self.place[process] < len(program):
             instruction = program[self.place[process]]
             if isinstance(instruction, Wait) and self.missing[process][instruction.batch]:
-                self.waits.setdefault(process, now)
+                self.stopped[process] = now
                 return
             self.place[process] += 1
             if isinstance(instruction, Post):
                 self._post(process, instruction, now)
+                if process in self.held:
+                    self.stopped[process] = now
+                    return
             elif isinstance(instruction, Action):
                 end = now + self.seconds(instruction)
                 stage, kind, microbatch = instruction
@@ -175,29 +181,36 @@ class _Replay:
 
     def _post(self, process: int, post: Post, now: float) -> None:
         messages = (*post.sends, *post.receives)
-        self.missing[process][post.batch] = len(messages)
+        self.missing[process][post.batch] = self.missing[process].get(post.batch, 0) + len(messages)
         for message in messages:
             self.batches.setdefault(message, []).append((process, post.batch))
             if message not in self.posted:
                 self.posted[message] = process
                 continue
             other = self.posted.pop(message)
-            ends = (process, other) if message in post.sends else (other, process)
-            self.network.start(message, *ends, self.sizes(message), now)
+            sends = message in post.sends
+            self.network.start(message, *((process, other) if sends else (other, process)), self.sizes(message), now)
+            if sends and self.network.by_host:
+                self.held.setdefault(process, set()).add(message)
 
     def _arrived(self, transfer: Transfer, now: float) -> None:
         self.transfers.append(transfer)
         for process, batch in self.batches.pop(transfer.message):
             self.missing[process][batch] -= 1
         for process in (transfer.source, transfer.target):
-            if process not in self.waits:
-                continue
-            instruction = self.programs[process][self.place[process]]
-            if isinstance(instruction, Wait) and not self.missing[process][instruction.batch]:
-                start = self.waits.pop(process)
+            if process in self.stopped and self._may_go(process, transfer.message):
+                start = self.stopped.pop(process)
+                kind: Literal["wait", "send"] = "send" if self.held.pop(process, None) is not None else "wait"
                 if now > start:
-                    self.events.append(Event(process, "wait", start, now))
+                    self.events.append(Event(process, kind, start, now))
                 self._continue(process, now)
+
+    def _may_go(self, process: int, arrived: Message) -> bool:
+        if process in self.held:
+            self.held[process].discard(arrived)
+            return not self.held[process]
+        wait = self.programs[process][self.place[process]]
+        return isinstance(wait, Wait) and not self.missing[process][wait.batch]
 
     def _after_the_last_microbatch(self) -> None:
         tied = [p for p, s in enumerate(self.sync_s) if s]
@@ -209,6 +222,13 @@ class _Replay:
                 now = end
             if self.update_s[process]:
                 self.events.append(Event(process, "update", now, now + self.update_s[process]))
+
+
+def _in_order(instruction: Instruction) -> tuple[Instruction, ...]:
+    """A batch is posted message by message, and in all of torch's, sends come before receipts."""
+    if isinstance(instruction, Post) and instruction.sends and instruction.receives:
+        return Post(instruction.batch, instruction.sends, ()), Post(instruction.batch, (), instruction.receives)
+    return (instruction,)
 
 
 def _span(transfer: Transfer) -> tuple[float, float, Message]:

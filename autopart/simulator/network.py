@@ -4,9 +4,11 @@ The model of a process group, as gloo and NCCL do it:
 
 - *Rendezvous.* Bytes move only once the sender has posted the send and the receiver the receipt.
 - *One connection for each direction of a pair.* Messages from one process to another move one after the other.
-- *Ports.* A process sends through one port and receives through another; without duplex (gloo: one thread copies both
-  ways) they are the same. Transfers that use a port at the same time share it evenly, so the rate of a transfer is the
-  bandwidth of its link over the number of transfers at its busier end.
+- *Ports.* A device sends through one port and receives through another. Where the host copies (gloo), one thread of
+  each process does both, so its two ports are one. Transfers that use a port at the same time share it evenly: the rate
+  of a transfer is the bandwidth of its link over the number of transfers at its busier end.
+- *Held senders.* Where the host copies, a send whose receipt is posted already is copied by the thread that posts it,
+  which goes on when its bytes have moved (see `events`).
 - A message arrives its link's latency after its last byte, once for each of its tensors; latency occupies nothing.
 """
 
@@ -55,11 +57,11 @@ class Network:
 
     Args:
         wire: The connection from one process to another.
-        duplex: Whether a process sends and receives at full rate at the same time.
+        by_host: Whether the processes' own threads copy the messages (gloo), or their devices do (NCCL).
     """
 
-    def __init__(self, wire: Callable[[int, int], Wire], duplex: bool) -> None:
-        self._wire, self._duplex = wire, duplex
+    def __init__(self, wire: Callable[[int, int], Wire], by_host: bool) -> None:
+        self._wire, self.by_host = wire, by_host
         self._queues: dict[Pair, deque[_Moving]] = {}
         self._now = 0.0
 
@@ -102,7 +104,7 @@ class Network:
 
     def _ports(self, pair: Pair) -> tuple[tuple[int, bool], tuple[int, bool]]:
         source, target = pair
-        return (source, True), (target, not self._duplex)
+        return (source, True), (target, self.by_host)
 
     def _move(self, now: float) -> None:
         for pair, rate in self._rates().items():

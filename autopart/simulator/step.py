@@ -41,7 +41,7 @@ class Step:
     Attributes:
         schedule: A key of `autopart.runtime.schedules.SCHEDULES`.
         wires: Between the processes of stages b and b + 1, for each boundary b.
-        duplex: Whether a process sends and receives at full rate at the same time.
+        by_host: Whether the processes' own threads copy messages (gloo), or their devices do (NCCL).
         training: Otherwise forwards alone.
     """
 
@@ -49,7 +49,7 @@ class Step:
     microbatches: int
     stages: tuple[StageWork, ...]
     wires: tuple[Wire, ...] = ()
-    duplex: bool = True
+    by_host: bool = False
     training: bool = True
 
     @property
@@ -97,7 +97,7 @@ class Step:
             self.programs(),
             self.seconds,
             self.sizes,
-            Network(lambda source, target: between[source, target], self.duplex),
+            Network(lambda source, target: between[source, target], self.by_host),
             sync_s=self._by_process([work.sync_s for work in self.stages]),
             update_s=self._by_process([work.update_s for work in self.stages]),
         )
@@ -132,8 +132,7 @@ def step_of_plan(plan: Plan) -> Step:
         microbatches=plan.strategy.microbatches,
         stages=tuple(_work(stage) for stage in plan.per_stage),
         wires=tuple(Wire(link.latency_s, link.bandwidth_bytes_per_s) for link in links),
-        # gloo, which connects CPUs, copies both ways in one thread (see docs/simulation.md).
-        duplex=all(cluster.devices[device].kind != "cpu" for device in devices),
+        by_host=any(cluster.devices[device].kind == "cpu" for device in devices),
         training=plan.mode == "training",
     )
 

@@ -26,6 +26,7 @@ NAMES = {
     "I": "input gradient",
     "W": "weight gradient",
     "wait": "wait",
+    "send": "copy a message",
     "sync": "sum tied gradients",
     "update": "optimizer",
 }

@@ -15,8 +15,8 @@ from autopart.simulator.network import Network, Wire
 FORWARD, BACK = Message(0, 1, 0), Message(1, 0, 0)
 
 
-def network(latency_s=0.0, bandwidth=math.inf, duplex=True):
-    return Network(lambda source, target: Wire(latency_s, bandwidth), duplex)
+def network(latency_s=0.0, bandwidth=math.inf, by_host=False):
+    return Network(lambda source, target: Wire(latency_s, bandwidth), by_host)
 
 
 def told(timeline, process):
@@ -43,19 +43,40 @@ def test_a_send_waits_until_its_receipt_is_posted():
     assert [(t.start_s, t.end_s) for t in timeline.transfers] == [(4, 5)]
 
 
-@pytest.mark.parametrize(("duplex", "end_s"), [(True, 1.0), (False, 2.0)])
-def test_both_directions_at_once_share_a_port_without_duplex(duplex, end_s):
-    both = [(Post(1, (FORWARD,), (BACK,)), Wait(1)), (Post(1, (BACK,), (FORWARD,)), Wait(1))]
-    timeline = replay(both, lambda a: 0.0, lambda m: [10.0], network(0.0, 10.0, duplex))
-    assert timeline.step_s == end_s
+def crossing(by_host, sizes):
+    """Both processes post a send, compute for 1 s, and post their receipts at the same time."""
+    both = [
+        (Post(1, (message,), ()), Action(stage, "F", 0), Post(2, (), (other,)), Wait(1), Wait(2))
+        for stage, (message, other) in enumerate(((FORWARD, BACK), (BACK, FORWARD)))
+    ]
+    timeline = replay(both, lambda a: 1.0, sizes.__getitem__, network(0.0, 10.0, by_host))
+    return {t.message: t.end_s for t in timeline.transfers}
+
+
+@pytest.mark.parametrize(("by_host", "end_s"), [(False, 2.0), (True, 3.0)])
+def test_messages_that_cross_share_a_port_where_the_host_copies(by_host, end_s):
+    assert crossing(by_host, {FORWARD: [10.0], BACK: [10.0]}) == {FORWARD: end_s, BACK: end_s}
 
 
 def test_a_transfer_speeds_up_when_the_other_direction_is_done():
     """10 bytes against 30 at 10 bytes a second through one port: 2 s together at half the rate, then 2 s alone."""
-    both = [(Post(1, (FORWARD,), (BACK,)), Wait(1)), (Post(1, (BACK,), (FORWARD,)), Wait(1))]
-    sizes = {FORWARD: [10.0], BACK: [30.0]}
-    timeline = replay(both, lambda a: 0.0, sizes.__getitem__, network(0.0, 10.0, duplex=False))
-    assert {t.message: t.end_s for t in timeline.transfers} == {FORWARD: 2.0, BACK: 4.0}
+    assert crossing(True, {FORWARD: [10.0], BACK: [30.0]}) == {FORWARD: 3.0, BACK: 5.0}
+
+
+@pytest.mark.parametrize("by_host", [False, True])
+def test_the_host_copies_a_send_whose_receipt_is_posted_before_it_goes_on(by_host):
+    sender = (Action(0, "F", 0), Post(1, (FORWARD,), ()), Action(0, "F", 1), Wait(1))
+    receiver = (Post(1, (), (FORWARD,)), Wait(1))
+    timeline = replay([sender, receiver], lambda a: 3.0, lambda m: [10.0], network(0.0, 10.0, by_host))
+    held = [("send", 3, 4), ("F", 4, 7)] if by_host else [("F", 3, 6)]
+    assert told(timeline, 0) == [("F", 0, 3), *held]
+    assert told(timeline, 1) == [("wait", 0, 4)]
+
+
+def test_a_fused_batch_that_is_held_posts_its_receipts_when_its_sends_have_moved():
+    both = [(Post(1, (FORWARD,), (BACK,)), Wait(1)), (Action(1, "F", 0), Post(1, (BACK,), (FORWARD,)), Wait(1))]
+    timeline = replay(both, lambda a: 2.0, lambda m: [10.0], network(0.0, 10.0, by_host=True))
+    assert {t.message: (t.start_s, t.end_s) for t in timeline.transfers} == {BACK: (2, 3), FORWARD: (3, 4)}
 
 
 def test_messages_of_one_direction_follow_each_other():
@@ -97,7 +118,7 @@ SECONDS = st.floats(0.01, 10.0)
 
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(sorted(SCHEDULES)), st.integers(2, 4), st.data(), st.booleans())
-def test_every_step_keeps_order_and_dependencies(name, processes, data, duplex):
+def test_every_step_keeps_order_and_dependencies(name, processes, data, by_host):
     stages = processes * SCHEDULES[name].stages_per_process
     microbatches = 2 * processes
     seconds = {(s, kind): data.draw(SECONDS) for s in range(stages) for kind in "FBIW"}
@@ -106,7 +127,7 @@ def test_every_step_keeps_order_and_dependencies(name, processes, data, duplex):
         programs(name, stages, microbatches),
         lambda a: seconds[a.stage, a.kind],
         lambda m: [10.0],
-        network(latency, bandwidth, duplex),
+        network(latency, bandwidth, by_host),
     )
     for process, row in enumerate(actions(name, stages, microbatches)):
         mine = timeline.of(process)

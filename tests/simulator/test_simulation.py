@@ -27,10 +27,10 @@ def test_messages_take_the_bytes_of_their_boundary_over_its_link():
     assert {(t.message.source, round(t.end_s - t.start_s, 9)) for t in transfers} == {(0, 2.0), (1, 0.7)}
 
 
-def test_only_gloo_shares_a_port_between_both_directions():
+def test_the_host_copies_messages_between_cpus():
     stages = [stage_of(0), stage_of(1)]
-    assert step_of_plan(plan_of(stages)).duplex
-    assert not step_of_plan(plan_of(stages, kind="cpu")).duplex
+    assert not step_of_plan(plan_of(stages)).by_host
+    assert step_of_plan(plan_of(stages, kind="cpu")).by_host
 
 
 def test_the_first_stage_does_its_split_backward_with_the_weight_gradient():
