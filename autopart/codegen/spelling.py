@@ -76,10 +76,17 @@ def spell(target: Any, arguments: dict[str, Any], write: Writer) -> ast.expr:
     if "reduction" in needed and needed["reduction"].value in _REDUCTIONS:
         name = _REDUCTIONS[needed["reduction"].value]
         needed["reduction"] = Argument(name, ast.Constant(name))
-    for template in TABLE.get(qualified) or TABLE.get(schema.name) or ():
+    templates = () if _has_gaps(arguments) else TABLE.get(qualified) or TABLE.get(schema.name) or ()
+    for template in templates:
         if needed.keys() <= _names(template):
             return _fill(_parsed(template), needed)
     return _raw(target, written)
+
+
+def _has_gaps(arguments: dict[str, Any]) -> bool:
+    """Whether a list of tensors leaves places out (`x[:, i] = y`), which torch's functions and methods do not take."""
+    lists = [value for value in arguments.values() if isinstance(value, (list, tuple))]
+    return any(item is None for items in lists for item in items)
 
 
 def _function(target: Any, written: dict[str, Argument], captured: dict[str, Any]) -> ast.expr:

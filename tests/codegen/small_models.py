@@ -134,6 +134,26 @@ def unet() -> Example:
     return UNet(), (torch.randn(2, 3, 16, 16),), {}
 
 
+class Columns(nn.Module):
+    """Writes columns that a list of integers names, and rows that a mask does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.up(x)
+        chosen = torch.tensor([3, 0, 5])
+        z = y.clone()
+        z[:, chosen] = 0.5
+        z[x[:, 0] > 0] = 1.0
+        return self.down(z) + y[:, chosen].sum()
+
+
+def columns() -> Example:
+    return Columns(), (torch.randn(4, 8),), {}
+
+
 def in_double(example: Example) -> Example:
     """The same in float64, so that a comparison sees small faults."""
     model, args, kwargs = example
@@ -154,4 +174,5 @@ DETERMINISTIC: dict[str, Callable[[], Example]] = {
     "t5": lambda: t5(0.0),
     "resnet": resnet,
     "unet": unet,
+    "columns": columns,
 }
