@@ -275,6 +275,24 @@ def test_the_command_profiles_and_writes(folder: Path, tmp_path: Path, capsys: p
     assert "A100-80G" in Profile.load(out).device.name and "Captured" in printed.err
 
 
+def test_an_interrupted_command_keeps_what_it_measured(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "mine.py"
+    source.write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(8, 4), (torch.randn(8, 8),)\n")
+    true, calls = Meter.measure, []
+
+    def stopping(self: Meter, call: Any, ranks: int = 1) -> Measurement:
+        if calls:
+            raise KeyboardInterrupt
+        calls.append(call)
+        return true(self, call, ranks)
+
+    monkeypatch.setattr(Meter, "measure", stopping)
+    assert main(["profile", f"{source}:make", "--device", "cpu"]) == 130
+    assert len(files(folder)) == 1
+
+
 @pytest.mark.parametrize("arguments", [["profile", "zoo:unet", "--links"], ["profile", "--json"]])
 def test_one_thing_is_profiled(arguments: list[str]) -> None:
     assert main(arguments) == UsageError.exit_status
