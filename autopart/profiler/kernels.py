@@ -72,8 +72,19 @@ def _mkldnn_rnn(input: torch.Tensor, w_input: torch.Tensor, w_hidden: torch.Tens
     return 2 * rows * (w_input.numel() + w_hidden.numel())
 
 
-# Operators that torch's flop counter does not know. Arguments as in the operator.
+def _convolution_backward(
+    gradient: torch.Tensor, input: torch.Tensor, weight: torch.Tensor, *rest: Any, **_: Any
+) -> int:
+    """Each wanted gradient takes as much as the forward; torch's formula counts a weight's once for every group."""
+    transposed, wanted = rest[4], rest[7]
+    points = (input if transposed else gradient).shape[2:]
+    forward = 2 * input.shape[0] * math.prod(points) * weight.numel()
+    return forward * sum(wanted[:2])
+
+
+# Operators that torch's flop counter does not know, or counts wrongly. Arguments as in the operator.
 EXTRA_FLOPS: dict[Any, Callable[..., int]] = {
+    aten.convolution_backward: _convolution_backward,
     aten._scaled_dot_product_flash_attention_for_cpu: _attention_forward,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,
     aten._grouped_mm: _grouped_matmul,
@@ -280,6 +291,8 @@ def _flops(packet: Any, args: Any, kwargs: Any, result: Any) -> int:
 def _family(name: str, args: Any, kwargs: Any, func: Any) -> str:
     if "_attention" in name:
         return "causal attention" if _argument(func, args, kwargs, "is_causal") else "attention"
+    if "convolution" in name and (_argument(func, args, kwargs, "groups") or 1) > 1:
+        return "grouped convolution"
     return FAMILIES_OF.get(name, "pointwise")
 
 

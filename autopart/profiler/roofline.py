@@ -28,7 +28,7 @@ from autopart.profiler.ranks import Exchange
 _SHARES: dict[str, dict[str, tuple[float, float]]] = {
     "cuda": {
         "matmul": (0.70, 0.80),
-        "convolution": (0.50, 0.75),
+        **dict.fromkeys(("convolution", "grouped convolution"), (0.50, 0.75)),
         "attention": (0.45, 0.75),
         "causal attention": (0.80, 0.75),
         "normalization": (0.50, 0.65),
@@ -39,6 +39,7 @@ _SHARES: dict[str, dict[str, tuple[float, float]]] = {
     "cpu": {
         "matmul": (0.85, 0.80),
         "convolution": (0.85, 0.60),
+        "grouped convolution": (0.20, 0.60),
         "attention": (0.45, 0.60),
         "causal attention": (0.65, 0.60),
         "normalization": (0.50, 0.35),

@@ -187,3 +187,21 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, old: str, new: str
     path.write_text(a_profile().to_json().replace(old, new))
     with pytest.raises(InputFileError):
         samples_of([Profile.load(path)])
+
+
+@pytest.mark.parametrize(
+    "curve",
+    [
+        "{of_rate: 0, of_bandwidth: 0.5, ramp: 1us}",
+        "{of_rate: .inf, of_bandwidth: 0.5, ramp: 1us}",
+        "{of_rate: 0.5, of_bandwidth: 0.5, ramp: 1}",
+        "{of_rate: 0.5, of_bandwidth: 0.5}",
+        "{of_rate: 0.5, of_bandwidth: 0.5, ramp: 1us, surprise: 1}",
+        "0.5",
+    ],
+)
+def test_a_curve_that_is_none_is_refused(tmp_path: Path, curve: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(f"devices: {{D: {{base: T4, efficiency: {{matmul: {curve}}}}}}}\nmachines: [{{gpus: [D]}}]")
+    with pytest.raises(InputFileError, match=r"devices\.D\.efficiency\.matmul"):
+        Cluster.parse(str(path))

@@ -10,7 +10,7 @@ import pytest
 
 from autopart.cli import main
 from autopart.cluster import Cluster, CollectiveCost, Link
-from autopart.errors import UsageError
+from autopart.errors import InputFileError, UsageError
 from autopart.profiler.links import Timing, fit_link
 from autopart.sharding.conversions import collective_seconds
 
@@ -100,3 +100,20 @@ def test_a_real_group_gives_a_cluster_file(tmp_path: Path, capfd: pytest.Capture
     assert all(figure is not None and 0 < figure < math.inf for figure in figures)
     assert main(["profile", "--links", "--out", str(out)]) == 2  # it is there already
     assert Cluster.from_data(cluster.to_data()) == cluster
+
+
+@pytest.mark.parametrize(
+    ("fields", "key"),
+    [
+        ("both_ways: 5", "both_ways"),
+        ("collectives: {broadcast: {algorithm: ring, bandwidth: 1GB/s, latency: 1us}}", "broadcast"),
+        ("collectives: {all_reduce: {algorithm: magic, bandwidth: 1GB/s, latency: 1us}}", "algorithm"),
+        ("collectives: {all_reduce: {algorithm: ring, latency: 1us}}", "bandwidth"),
+    ],
+)
+def test_a_link_that_is_none_is_refused(tmp_path: Path, fields: str, key: str) -> None:
+    path = tmp_path / "cluster.yaml"
+    link = f"{{bandwidth: 1GB/s, latency: 1us, {fields}}}"
+    path.write_text(f"machines: [{{gpus: [T4]}}]\nlinks: {{intra_node: {link}}}")
+    with pytest.raises(InputFileError, match=key):
+        Cluster.parse(str(path))

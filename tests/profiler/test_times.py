@@ -110,6 +110,19 @@ def test_bytes_are_what_a_kernel_must_read_and_write() -> None:
     assert lookup.bytes == 5 * 8 + 2 * 5 * 8 * 4  # the rows, not the table
 
 
+@pytest.mark.parametrize("groups", [1, 4, 16])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_a_convolution_in_groups_take_what_its_forward_takes(groups: int, transposed: bool) -> None:
+    x, rest = tensor(2, 16, 9, 9), (None, [2, 2], [1, 1], [1, 1], transposed, [0, 0], groups)
+    weight = tensor(16, 16 // groups, 3, 3, weight=True)
+    work = run(aten.convolution.default, x, weight, *rest).work
+    (forward,), (both,), (one,) = work.forward, work.backward, work.backward_input
+    points = 9 * 9 if transposed else 5 * 5  # where the window stands
+    assert forward.flops == 2 * 2 * points * (16 * 16 // groups) * 3 * 3
+    assert both.flops == 2 * forward.flops and one.flops == forward.flops
+    assert (forward.family == both.family == "grouped convolution") == (groups > 1)
+
+
 def test_views_cost_nothing() -> None:
     for target, arguments in [
         (aten.view.default, ([6, 4],)),
