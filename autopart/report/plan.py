@@ -8,6 +8,7 @@ from collections import Counter
 from autopart.cluster import Cluster
 from autopart.plan import Baseline, BlockLayout, Plan
 from autopart.report.text import count, gibibytes, milliseconds, percent, printable, table
+from autopart.simulator import simulate
 
 
 def format_plan(plan: Plan) -> str:
@@ -60,6 +61,7 @@ def _stages(plan: Plan) -> str:
 def _totals(plan: Plan) -> str:
     rows = [
         ("step time", f"{milliseconds(plan.step_time_s)} ms"),
+        ("simulated", _simulated(plan)),
         ("lower bound", f"{milliseconds(plan.lower_bound_s)} ms, gap {percent(plan.gap)}: {_proof(plan)}"),
         ("balance", f"{plan.balance:.3f} (mean stage time / worst stage time)"),
         ("cuts", _cuts(plan)),
@@ -72,6 +74,11 @@ def _totals(plan: Plan) -> str:
         rows.append(("made in", ", ".join(f"{step} {plan.seconds[step]:.1f} s" for step in steps)))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def _simulated(plan: Plan) -> str:
+    found = simulate(plan)
+    return f"{milliseconds(found.step_s)} ms, event by event; devices compute nothing in {percent(found.bubble)} of it"
 
 
 def _blocks(blocks: tuple[BlockLayout, ...], t: int) -> str:
