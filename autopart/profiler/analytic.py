@@ -242,6 +242,7 @@ class Walk:
             storages=tuple(-(-storage.bytes // block) * block for storage in self._storages),
             tensors=tuple(value.storage.number for value in self._tensors),
             tensor_bytes=tuple(value.spec.bytes for value in self._tensors),
+            scattered=frozenset(value.number for value in self._tensors if not value.spec.contiguous),
             values={node.name: _numbers(value) for node, value in self.values.items()},
             nodes=self._allocations,
             regions=tuple(tuple(n.name for n in region) for region in self._regions),

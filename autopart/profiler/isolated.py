@@ -52,6 +52,15 @@ class TensorSpec:
         """Size when it is sent, which makes it contiguous."""
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
+    @property
+    def contiguous(self) -> bool:
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
+            if size > 1 and stride != step:
+                return False
+            step *= size
+        return True
+
 
 @dataclass(frozen=True)
 class Place:
@@ -197,7 +206,7 @@ class Runner:
                 work=Work((*counter.kernels, *ranks.exchanges)),
                 temporary_bytes=max(0, counter.peak_bytes + sum(counter.workspaces) - kept),
                 forward_bytes=counter.peak_bytes + sum(counter.workspaces),
-                cast_bytes=_cast_bytes(call, counter.kernels),
+                cast_bytes=_cast_bytes(call, counter.converted),
             )
 
     def _backward(self, call: Call) -> tuple[Work, Backward]:
@@ -385,13 +394,10 @@ def _function(target: Any, kind: str) -> Callable[..., Any]:
     return GPU_OPERATORS.get(target, target) if kind == "cuda" else target
 
 
-def _cast_bytes(call: Call, kernels: list[Kernel]) -> int:
-    """What autocast keeps of a call: its cache has the converted copies of the weights that are trained."""
-    if not call.autocast or not any(kernel.name == "_to_copy" for kernel in kernels):
-        return 0
-    dtype = call.autocast[0][1]
-    weights = [spec for spec in call.tensors if spec.weight and spec.requires_grad and spec.dtype == torch.float32]
-    return sum(spec.bytes for spec in weights) // torch.float32.itemsize * dtype.itemsize
+def _cast_bytes(call: Call, converted: list[tuple[int, int]]) -> int:
+    """What autocast's cache keeps of a call: the converted copies of parameters that are trained."""
+    cached = {i: size for i, size in converted if call.tensors[i].weight and call.tensors[i].requires_grad}
+    return sum(cached.values()) if call.autocast else 0
 
 
 def _result(tensor: torch.Tensor, places: _Places, weight: bool) -> Result:

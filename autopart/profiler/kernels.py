@@ -180,6 +180,7 @@ class KernelCounter(TorchDispatchMode):
         peak_bytes: The most bytes of new storages that were alive at once.
         shared_peak_bytes: The same if none of `lasting` were let go.
         lasting: Addresses of new storages that the code run here lets go, but something else may keep.
+        converted: (index in `present`, bytes of the copy) of each tensor there that was converted to another dtype.
         workspaces: Sizes of the buffers that the kernels keep for their backward without showing them.
     """
 
@@ -192,6 +193,8 @@ class KernelCounter(TorchDispatchMode):
         """
         super().__init__()
         self._host = host
+        self._present = tuple(present)
+        self.converted: list[tuple[int, int]] = []
         self.kernels: list[Kernel] = []
         self.peak_bytes = 0
         self.shared_peak_bytes = 0
@@ -199,7 +202,7 @@ class KernelCounter(TorchDispatchMode):
         self.workspaces: list[int] = []
         self._live_bytes = 0
         self._lasting_bytes = 0
-        self._known = {tensor.untyped_storage()._cdata for tensor in present}
+        self._known = {tensor.untyped_storage()._cdata for tensor in self._present}
 
     def restart(self) -> None:
         """Count from here on: what is there now was there before, and may be let go."""
@@ -215,6 +218,9 @@ class KernelCounter(TorchDispatchMode):
         outputs = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         for output in outputs:
             self._allocate(output)
+        if func is aten._to_copy.default:
+            found = (i for i, tensor in enumerate(self._present) if tensor is args[0])
+            self.converted += [(i, outputs[0].untyped_storage().nbytes()) for i in found]
         if self._host and func in INSIDE:
             self._note_peak(before + INSIDE[func](*args, **kwargs) - self._live_bytes)
         if func.overloadpacket in WORKSPACES:

@@ -147,16 +147,8 @@ def _processes(
     for process, order in enumerate(orders):
         own = {s: stages[s] for s, home in enumerate(homes) if home == process}
         trained = [allocations.rounded(e.bytes) for s in own for e in states[s] if e.requires_grad]
-        ties = tie_bytes(
-            [
-                [
-                    allocations.rounded(e.bytes)
-                    for e in states[s]
-                    if e.requires_grad and sum(e in held for held in states) > 1
-                ]
-                for s in own
-            ]
-        )
+        tied = [[e.key for e in states[s] if e.requires_grad and _copies(e, states) > 1] for s in own]
+        ties = tie_bytes(tied, {e.key: allocations.rounded(e.bytes) for e in graph.state.values()})
         end = max(ties, update_bytes(optimizer, trained, allocations.block_bytes > 1))
         found.append(ProcessMemory(own, inputs, _trace(strategy, own, inputs, order, end)))
     return tuple(found)
@@ -252,6 +244,10 @@ def _states(graph: Graph, assignment: Mapping[str, int], stages: int) -> list[li
         for s in users.get(entry.key) or {0}:
             held[s].append(entry)
     return held
+
+
+def _copies(entry: StateEntry, states: Sequence[Sequence[StateEntry]]) -> int:
+    return sum(entry in held for held in states)
 
 
 def _bytes(allocations: Allocations, entries: Sequence[StateEntry]) -> int:

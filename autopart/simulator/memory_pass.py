@@ -22,6 +22,9 @@ from dataclasses import dataclass, field
 
 from autopart.costs import Allocations, NodeAllocations
 
+RANDOM_STATE_BYTES = 5056
+"""What a recomputed call keeps on a CPU to draw the same numbers again; a GPU's state stays with the host."""
+
 
 @dataclass(frozen=True)
 class StagePass:
@@ -74,7 +77,7 @@ def stage_pass(allocations: Allocations, stage: StageProgram) -> StagePass:
     run = _Run(allocations, stage)
     run.forward()
     kept = run.heap.live
-    sent = {allocations.tensors[t] for t in stage.sent} - run.outside
+    sent = run.sent_blocks()
     forward_peak = run.heap.peak
     first = run.backward(first=True)
     run = _Run(allocations, stage)
@@ -82,7 +85,7 @@ def stage_pass(allocations: Allocations, stage: StageProgram) -> StagePass:
     later = run.backward(first=False)
     return StagePass(
         kept=kept,
-        sent=sum(allocations.storages[s] for s in sent),
+        sent=sum(sent.values()),
         forward_peak=forward_peak,
         backward_peak=later.peak - kept,
         first_backward_peak=first.peak - kept,
@@ -151,6 +154,7 @@ class _Run:
         self.outside = {tensors[t] for t in (*stage.state, *stage.received)}
         self._region = {name: region for region in stage.regions for name in region}
         self._made_in = {s: name for name in stage.nodes if name in allocations.nodes for s in self._node(name).makes}
+        self._random_bytes = 0 if allocations.block_bytes > 1 else RANDOM_STATE_BYTES
         self._reached = self._nodes_with_backward()
         self._arguments = {region: self._arguments_of(region) for region in stage.regions}
 
@@ -176,53 +180,66 @@ class _Run:
         read = {self._all.tensors[t] for name in region if name in self._all.nodes for t in self._node(name).reads}
         return frozenset(s for s in read if s not in self.outside and self._made_in.get(s) not in own)
 
+    def sent_blocks(self) -> dict[object, int]:
+        """The blocks that are sent: storages of this stage, and contiguous copies of tensors that are not."""
+        found: dict[object, int] = {}
+        for tensor in self._stage.sent:
+            storage = self._all.tensors[tensor]
+            if tensor in self._all.scattered and tensor not in self._stage.received:
+                found["copy", tensor] = self._all.rounded(self._all.tensor_bytes[tensor])
+            elif storage not in self.outside:
+                found[storage] = self._all.storages[storage]
+        return found
+
     def forward(self) -> None:
         heap, tensors, storages = self.heap, self._all.tensors, self._all.storages
-        calls = self._calls()
-        last_read: dict[int, int] = {}
-        for index, name in enumerate(calls):
-            for tensor in (*self._node(name).reads, *self._node(name).results):
-                last_read[tensors[tensor]] = index
-        stay = {tensors[t] for t in (*self._stage.sent, *self._stage.targets)}
-        ends: dict[int, list[int]] = defaultdict(list)
-        for storage, index in last_read.items():
-            if storage not in stay:
-                ends[index].append(storage)
-        copies = [tensors[t] for t in self._stage.inputs]
-        for storage in copies:
+        sent, ends = self.sent_blocks(), self._last_reads()
+        inputs = [tensors[t] for t in self._stage.inputs]
+        for storage in inputs:
             heap.take(storage, storages[storage])
             heap.hold(storage)
         entered: set[tuple[str, ...]] = set()
         cast = 0
-        for index, name in enumerate(calls):
-            node = self._node(name)
+        for name in self._calls():
+            node, region = self._node(name), self._region.get(name)
             heap.reach(node.forward_bytes + cast)
             for storage in node.makes:
                 heap.take(storage, storages[storage])
-            for storage in {tensors[t] for t in node.results} & set(node.makes):
                 heap.hold(storage)
-            region = self._region.get(name)
             if region is None:
-                if name in self._reached:
-                    self._keep(node.saves)
+                self._keep(node.saves if name in self._reached else ())
             else:
                 cast += node.cast_bytes
                 if region not in entered:
                     entered.add(region)
                     self._keep(self._arguments[region])
-            for storage in node.makes:
-                if not heap.holders[storage]:
-                    heap.hold(storage)
-                    heap.drop(storage)
-            for storage in ends[index]:
-                if storage in self._made_in:
-                    heap.drop(storage)
+                    heap.take(("random", region), self._random_bytes)
+                    heap.hold(("random", region))
+            for storage in ends[name]:
+                heap.drop(storage)
+        for block, size in sent.items():
+            if isinstance(block, tuple):
+                heap.take(block, size)
+                heap.hold(block)
         heap.reach(cast)
-        for storage in copies:
+        for storage in inputs:
             heap.drop(storage)
         for tensor in self._stage.targets:
             if tensor not in self._stage.sent and tensors[tensor] in self._made_in:
                 heap.drop(tensors[tensor])
+
+    def _last_reads(self) -> dict[str, list[int]]:
+        """Call -> the storages made here that nothing reads after it, but for what is sent, and the loss."""
+        tensors = self._all.tensors
+        last: dict[int, str] = dict(self._made_in)
+        for name in self._calls():
+            last.update((tensors[t], name) for t in self._node(name).reads if tensors[t] in last)
+        stay = {*self.sent_blocks(), *(tensors[t] for t in self._stage.targets if t not in self._stage.sent)}
+        ends: dict[str, list[int]] = defaultdict(list)
+        for storage, name in last.items():
+            if storage not in stay:
+                ends[name].append(storage)
+        return ends
 
     def _keep(self, saved: Iterable[int]) -> None:
         for storage in saved:
@@ -246,10 +263,10 @@ class _Run:
             flow.node(self._node(name), self._saved(name, again[region]))
             left[region] -= 1
             if not left[region]:
-                for storage in self._arguments[region]:
-                    self.heap.drop(storage)
-        for storage in {self._all.tensors[t] for t in self._stage.sent} - self.outside:
-            self.heap.drop(storage)
+                for block in (*self._arguments[region], ("random", region)):
+                    self.heap.drop(block)
+        for block in self.sent_blocks():
+            self.heap.drop(block)
         return flow.end()
 
     def _saved(self, name: str, blocks: Mapping[int, object]) -> list[object]:

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 
-def tie_bytes(tied: Sequence[Sequence[int]]) -> int:
+def tie_bytes(tied: Sequence[Sequence[str]], sizes: Mapping[str, int]) -> int:
     """Most bytes at once on top of the gradients while tied ones are summed (see `runtime.ties`).
 
+    One parameter after the other: the sum, and for each copy on the process a copy of the sum, which becomes its
+    gradient; the old ones are there till the end.
+
     Args:
-        tied: For each stage of a process, the bytes of its parameters that other stages hold as well.
+        tied: For each stage of a process, the parameters that other stages hold as well.
+        sizes: Bytes of each.
     """
-    sizes = [size for stage in tied for size in stage]
-    # The sum, and a copy of it that becomes the gradient while the old one is still there.
-    return 2 * max(sizes, default=0)
+    copies = Counter(name for stage in tied for name in stage)
+    return max(((count + 1) * sizes[name] for name, count in copies.items()), default=0)
 
 
 def update_bytes(optimizer: str, trained: Sequence[int], grouped: bool) -> int:
