@@ -66,3 +66,32 @@ def test_a_plan_says_that_a_module_with_hooks_cannot_be_emitted(tmp_path: Path) 
     with pytest.raises(CaptureError, match="module 1 has hooks"):
         planned.emit(tmp_path / "package")
     assert not any("no package can be written" in note for note in plan(two_layers()).notes)
+
+
+def five_layers() -> nn.Module:
+    return nn.Sequential(*(nn.Linear(6, 6) for _ in range(5)))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "stages", "microbatches", "reason"),
+    [
+        ("1f1b", 4, 3, "1f1b needs a microbatch for each of 4 stages, not 3"),
+        ("interleaved1f1b", 8, 9, "8 stages cannot run 9 microbatches"),
+    ],
+)
+def test_microbatches_that_a_schedule_cannot_run_are_refused(
+    schedule: str, stages: int, microbatches: int, reason: str
+) -> None:
+    layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(8)))
+    options: dict[str, Any] = {"schedule": schedule, "stages": stages, "microbatches": microbatches}
+    with pytest.raises(UsageError, match=reason) as refusal:
+        autopart.partition(layers, "4xCPU", example_inputs=(torch.randn(9, 6),), time_limit_s=5, **options)
+    assert "microbatches" in str(refusal.value.hint)
+
+
+def test_stages_are_as_many_as_the_schedule_can_fill() -> None:
+    layers = nn.Sequential(*(nn.Linear(6, 6) for _ in range(8)))
+    planned = autopart.partition(
+        layers, "4xCPU", example_inputs=(torch.randn(9, 6),), schedule="1f1b", microbatches=3, time_limit_s=5
+    )
+    assert planned.strategy.stages <= 3

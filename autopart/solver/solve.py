@@ -97,14 +97,21 @@ def _check(granularity: str, threshold: float, tolerance: float, time_limit_s: f
 def _stage_count(cluster: Cluster, workload: Workload, stages: int | str) -> int:
     per_process = SCHEDULES[workload.schedule].stages_per_process
     places = len(cluster.devices) * per_process
+    # torch's 1F1B fills the pipeline with a microbatch for each stage before anything flows back.
+    filled = workload.schedule != "1f1b" or workload.mode == "inference" or workload.microbatches >= places
     if stages == "auto":
-        return places
+        return places if filled else workload.microbatches
     if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
         raise UsageError(f'stages must be a positive number or "auto", not {stages!r}')
     if stages > places:
         raise UsageError(
             f"{stages} stages need {-(-stages // per_process)} devices, and the cluster has {len(cluster.devices)}",
             f"Ask for at most {places} stages with this schedule, or name more devices.",
+        )
+    if not filled and stages > workload.microbatches:
+        raise UsageError(
+            f"schedule 1f1b needs a microbatch for each of {stages} stages, not {workload.microbatches} in all",
+            "Ask for more microbatches or fewer stages, or for schedule gpipe.",
         )
     if stages % per_process:
         raise UsageError(
@@ -175,7 +182,7 @@ class _Request:
                     raise
                 reasons[most] = str(error).partition("\n")[0]
         if most < places:
-            choice = choice.noting(self._used(most, places, reasons[places]))
+            choice = choice.noting(self._used(most, reasons[places]))
         count, value = min(
             ((c, self._first(c, choice.value)) for c in range(most - per_process, 0, -per_process)),
             key=lambda p: p[1],
@@ -185,12 +192,12 @@ class _Request:
             return choice
         other = self.best(count, time_limit_s * SIDE_SHARE)
         reason = f"with {most} stages the step is predicted to take {choice.value:.4g} s instead of {other.value:.4g} s"
-        return other.noting(self._used(count, places, reason))
+        return other.noting(self._used(count, reason))
 
-    def _used(self, count: int, places: int, reason: str) -> str:
+    def _used(self, count: int, reason: str) -> str:
         per_process = SCHEDULES[self.workload.schedule].stages_per_process
         what = "devices" if self.cluster.inside is None else "groups of devices"
-        return f"{count // per_process} of {places // per_process} {what} are used: {reason}"
+        return f"{count // per_process} of {len(self.cluster)} {what} are used: {reason}"
 
     def _first(self, stages: int, to_beat: float) -> float:
         return first_value(self.graph, self.costs, self.cluster, self.workload, stages, self.granularity, to_beat)

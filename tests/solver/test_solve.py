@@ -103,7 +103,7 @@ def test_an_infeasible_request_names_the_device_the_shortfall_and_a_change_that_
 
 def test_more_stages_than_places_to_cut_are_refused_with_the_number_that_is_possible(gpt2):
     with pytest.raises(CaptureError, match=r"At most \d+ stages are possible"):
-        solve(*gpt2.on("4000xA100-80G"), stages=4000)
+        solve(*gpt2.on("4000xA100-80G", schedule="gpipe"), stages=4000)
 
 
 def test_more_stages_than_devices_are_a_usage_error(gpt2):
