@@ -3,8 +3,9 @@
 For each model and dtype: every distinct operator is measured (`autopart profile`), and the step is predicted in three
 ways, as the sum of the measured operators, by the catalogue's formulas, and by formulas whose efficiency curves were
 fitted to the operators of the other models. Then the model is trained for some steps on the device. Times are ratios to
-those of the real step; gradients are added to those of the step before, as in all but the first microbatch. Memory is
-the plan's for one stage against the allocator's peak. The profile of all operators is what `autopart calibrate` reads.
+those of the real step (`graph` is the captured graph, which lacks the model's own Python); gradients are added to those
+of the step before, as in all but the first microbatch. Memory is the plan's for one stage against the allocator's peak.
+The profile of all operators is what `autopart calibrate` reads.
 
     python -m benchmarks.gpu_check --json gpu.json --profile gpu-profile.json
     autopart calibrate gpu-profile.json --out calibrated.yaml
@@ -25,7 +26,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from torch import nn
+from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 import autopart
@@ -37,6 +38,7 @@ from autopart.profiler import known_of
 from autopart.profiler import profile as costs_of
 from autopart.profiler.calibration import calibrate, samples_of
 from autopart.tracer import find_batch
+from autopart.tracer.interpreter import run_capture
 from benchmarks.output import parser, show
 
 LARGE = {
@@ -65,11 +67,16 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """Seconds of a step's parts, and the most bytes that were allocated (None on a CPU)."""
+    """Seconds of a step's parts, and the most bytes that were allocated (None on a CPU).
+
+    Attributes:
+        graph_s: Forward and backward of the captured graph: the model without its own Python.
+    """
 
     forward_s: float
     backward_s: float
     update_s: float
+    graph_s: float
     peak_bytes: int | None
 
 
@@ -107,7 +114,7 @@ def _options() -> argparse.Namespace:
 
 def captured(name: str, spec: str, dtype: torch.dtype, device: str, budget_s: float) -> Case:
     """The graph of a model for its whole batch, and its operators measured."""
-    loaded = load(spec)
+    loaded = load(spec, meta=False)
     args, kwargs = loaded.args, dict(loaded.kwargs)
     batch = find_batch(loaded.model, args, kwargs)
     graph = autopart.trace(loaded.model, args, kwargs, batch_dims=batch.dims, dtype=dtype)
@@ -136,6 +143,7 @@ def row(case: Case, cases: list[Case], device: str, steps: int) -> dict[str, Any
         whole = of((real.forward_s, real.backward_s))
         found[f"{part}, ms"] = 1e3 * whole
         found |= {f"{part}: {way}": of(seconds) / whole if seconds else None for way, seconds in ways.items()}
+    found["both: graph"] = real.graph_s / (real.forward_s + real.backward_s)
     found["update, ms"] = 1e3 * real.update_s
     if real.peak_bytes is not None:
         found["peak, MiB"] = real.peak_bytes / 2**20
@@ -189,25 +197,46 @@ def trained(case: Case, device: torch.device, steps: int) -> Step:
     optimizer = OPTIMIZER(model.parameters())
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    times = [one_step(model, args, kwargs, optimizer, device) for _ in range(steps + 3)][3:]
+
+    def loss() -> torch.Tensor:
+        result = model(*args, **kwargs)
+        own = getattr(result, "loss", None)
+        # The stand-in of the tracer for models without a loss.
+        return own if own is not None else result.square().mean()
+
+    times = [one_step(loss, optimizer.step, device) for _ in range(steps + 3)][3:]
     peak_bytes = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
     forward, backward, update = (median(part) for part in zip(*times, strict=True))
-    return Step(forward, backward, update, peak_bytes)
+    inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    return Step(forward, backward, update, graph_seconds(case.graph, inputs, device, steps), peak_bytes)
 
 
-def one_step(
-    model: nn.Module, args: Any, kwargs: Any, optimizer: torch.optim.Optimizer, device: torch.device
-) -> tuple[float, ...]:
+def graph_seconds(graph: Graph, inputs: list[torch.Tensor], device: torch.device, steps: int) -> float:
+    """Forward and backward of the captured graph, operator by operator."""
+    state = {
+        key: entry.tensor.detach().to(device).requires_grad_(entry.requires_grad) for key, entry in graph.state.items()
+    }
+    # Captured where the weights were, on the CPU: that device stands among the arguments.
+    for node in graph.primary.graph.nodes:
+        given = map_aggregate((node.args, node.kwargs), lambda x: device if isinstance(x, torch.device) else x)
+        node.args, node.kwargs = given
+    assert graph.loss is not None
+    place = graph.loss
+
+    def loss() -> torch.Tensor:
+        return run_capture(graph, graph.primary, inputs, state)[place]
+
+    return median(sum(one_step(loss, lambda: None, device)) for _ in range(steps + 3))
+
+
+def one_step(forward: Callable[[], torch.Tensor], update: Callable[[], Any], device: torch.device) -> tuple[float, ...]:
     """Seconds forward, backward, and of the optimizer."""
     marks = [_mark(device)]
-    result = model(*args, **kwargs)
-    loss = getattr(result, "loss", None)
-    # The stand-in of the tracer for models without a loss.
-    loss = loss if loss is not None else result.square().mean()
+    loss = forward()
     marks.append(_mark(device))
     loss.backward()
     marks.append(_mark(device))
-    optimizer.step()
+    update()
     marks.append(_mark(device))
     if device.type != "cuda":
         return tuple(b - a for a, b in pairwise(marks))
