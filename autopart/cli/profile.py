@@ -67,6 +67,8 @@ def _profile(
         if mode not in ("training", "inference"):
             raise UsageError(f"--mode must be training or inference, not {mode!r}")
         check_device(device)
+        if out is not None and out.exists():
+            raise UsageError(f"there is a file '{out}' already", "Name another file, or remove that one first.")
         loaded = load_model(model)
         args, kwargs = loaded.args, dict(loaded.kwargs)
         if not args and not kwargs:
