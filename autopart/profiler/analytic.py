@@ -325,15 +325,17 @@ class Walk:
         for place in outcome.saved:
             self._keep(storage(place), node)
         result = pytree.tree_map_only(Result, value, outcome.results)
+        saved = [storage(place) for place in outcome.saved]
+        gathered = sum(kept.bytes for kept in saved if kept.shard is not None)
         self._allocations[node.name] = NodeAllocations(
             reads=_numbers(arguments),
             results=_numbers(result),
             makes=tuple(made.number for made in new),
-            saves=tuple(storage(place).number for place in outcome.saved),
+            saves=tuple(dict.fromkeys((kept.shard or kept).number for kept in saved)),
             forward_bytes=outcome.forward_bytes,
             cast_bytes=outcome.cast_bytes,
-            backward_bytes=outcome.backward.peak_bytes,
-            backward_shared_bytes=outcome.backward.shared_peak_bytes,
+            backward_bytes=outcome.backward.peak_bytes + gathered,
+            backward_shared_bytes=outcome.backward.shared_peak_bytes + gathered,
             gradients=tuple(replace(g, tensor=inputs[g.tensor].number) for g in outcome.backward.gradients),
         )
         if node.kwargs.get("again", False):
