@@ -57,25 +57,38 @@ class Frame:
         yield self
 
 
+# Path of a module -> constant of the code in its call -> attribute that holds it. One name is one tensor in all stages:
+# they read their values from one file.
+ConstantNames = dict[str, dict[str, str]]
+
+
 def build_frames(
-    stage: StageProgram, state: Mapping[str, StateEntry], root_kind: str, recomputed: Collection[str] = ()
+    stage: StageProgram,
+    state: Mapping[str, StateEntry],
+    root_kind: str,
+    recomputed: Collection[str] = (),
+    constants: ConstantNames | None = None,
 ) -> Frame:
     """The tree of calls of one stage.
 
     Args:
         recomputed: Labels of calls that are checkpointed: whoever calls them is no `nn.Sequential`.
+        constants: The names that earlier stages gave; those of this one are added.
     """
+    earlier = {} if constants is None else constants
     dissolved: set[str] = set()
     while True:
         root = Frame("", "", root_kind)
         again = _scan(stage.ops, root, dissolved)
         if not again:
-            _Interfaces(stage, state).fill(root)
+            named = {path: dict(names) for path, names in earlier.items()}
+            _Interfaces(stage, state, named).fill(root)
             chains = (f for f in root.frames() if f.kind == "Sequential" and f is not root)
             again = {f.key for f in chains if not passes_on(f) or any(_label(i) in recomputed for i in f.body)}
         if not again:
             break
         dissolved |= again
+    earlier.update(named)
     # The stage's own interface is what the table says, state that the model returns included.
     assert set(root.inputs) == set(stage.takes) and set(root.outputs) <= set(stage.gives)
     root.inputs, root.outputs = stage.takes, stage.gives
@@ -136,11 +149,11 @@ def _stack(op: Op, dissolved: set[str]) -> list[tuple[str, str, str]]:
 class _Interfaces:
     """Fills in what goes into and out of each frame."""
 
-    def __init__(self, stage: StageProgram, state: Mapping[str, StateEntry]) -> None:
+    def __init__(self, stage: StageProgram, state: Mapping[str, StateEntry], constants: ConstantNames) -> None:
         self.state = state
         self.given = set(stage.gives)
         self.anchor = next((v for v in stage.takes), None)
-        self.constants: dict[str, dict[str, str]] = {}
+        self.constants = constants
         self.users: dict[Value, list[Op]] = {}
         for op in stage.ops:
             for value in op.values():

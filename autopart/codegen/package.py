@@ -23,7 +23,7 @@ from autopart.codegen.conversions import settle
 from autopart.codegen.data import CONSTANTS_MODULE, Constant, held_by_value, values
 from autopart.codegen.files import HEADER, blocks_file, name_classes, registrations, stage_file, uniform_checkpoints
 from autopart.codegen.forms import Forms
-from autopart.codegen.frames import Frame, build_frames
+from autopart.codegen.frames import ConstantNames, Frame, build_frames
 from autopart.codegen.functions import imports
 from autopart.codegen.hints import Hints
 from autopart.codegen.modules import build_modules, hold_state
@@ -167,8 +167,9 @@ def package_files(graph: Graph, plan: Plan) -> tuple[dict[str, str], dict[str, C
     settle(program)
     functions = imports(op.target for op in program.ops)
     placement = place(program, graph, plan.assignment, stages)
+    constants: ConstantNames = {}
     roots = [
-        build_frames(stage, graph.state, f"Stage{stage.index}", planned.recomputed)
+        build_frames(stage, graph.state, f"Stage{stage.index}", planned.recomputed, constants)
         for stage, planned in zip(placement.stages, plan.per_stage, strict=True)
     ]
     holding = hold_state(roots, graph)

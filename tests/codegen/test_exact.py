@@ -11,6 +11,7 @@ import pytest
 import torch
 from emitted import check_equal, random_cuts, scattered
 from small_models import DETERMINISTIC, MODELS, in_double
+from torch import nn
 
 from autopart.tracer import trace
 
@@ -60,3 +61,26 @@ def _load(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     spec.loader.exec_module(module)
     return module
+
+
+class Constants(nn.Module):
+    """Each layer is followed by tensors of the code: all stages number them in the same module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, layer in enumerate(self.layers):
+            y = layer(x)
+            x = y * torch.tensor([1.5, -0.5])[i % 2] + y[:, torch.tensor([i, 7 - i])].sum(1, keepdim=True) + 0.1 * i
+        return x
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+def test_stages_keep_their_own_constants_apart(stages: int, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model, args, kwargs = in_double((Constants(), (torch.randn(4, 8),), {}))
+    graph = trace(model, args, kwargs, check=False)
+    for seed in range(2):
+        check_equal(model, graph, random_cuts(graph, stages, seed), stages, tmp_path / f"out{seed}", args, kwargs)
