@@ -18,6 +18,7 @@ from torch import fx
 from autopart.cluster import Cluster
 from autopart.costs import Costs
 from autopart.errors import AutopartError, CaptureError, InfeasibleError, LimitError, UsageError
+from autopart.fitting import solve_fitting
 from autopart.graph import Graph
 from autopart.graph_signature import signature
 from autopart.plan import BlockLayout, Layouts, Plan, StagePlan
@@ -25,7 +26,7 @@ from autopart.profiler import Known, LayoutPrices, Outcomes, profile
 from autopart.runtime.collectives import all_gather
 from autopart.runtime.schedules import SCHEDULES
 from autopart.sharding import LocalGraph, collectives_of, rewrite, written
-from autopart.solver import LayoutChoice, by_hand, choose_layouts, lower, solve, usable_bytes
+from autopart.solver import LayoutChoice, by_hand, choose_layouts, lower, usable_bytes
 from autopart.solver.pipeline import IN_FLIGHT
 from autopart.workload import Workload
 
@@ -82,7 +83,7 @@ def plan_degrees(
         own = {**options, "time_limit_s": limit, "explain_s": 0.0, "enough": fastest}
         try:
             if t == 1 or prices is None:
-                found[t] = Planned(solve(graph, costs, cluster, workload, **own), costs)
+                found[t] = Planned(solve_fitting(graph, costs, cluster, workload, **own), costs)
             else:
                 named = isinstance(tensor, int)
                 found[t] = _at_degree(graph, prices, outcomes, known, cluster, workload, t, own, named)
@@ -93,7 +94,8 @@ def plan_degrees(
             reasons[t] = error
     if not found:
         if degrees[0] == 1:
-            solve(graph, costs, cluster, workload, time_limit_s=limit, **options)  # raises, and says what would fit
+            # It raises, and says what would fit.
+            solve_fitting(graph, costs, cluster, workload, time_limit_s=limit, **options)
         raise _nothing(graph, cluster, degrees[0], reasons[degrees[0]])
     best = min(found, key=lambda t: found[t].plan.step_time_s)
     plan = _compared(best, found, reasons, len(cluster))
@@ -221,7 +223,7 @@ def plan_layouts(
     if as_shards and again:
         local, local_costs = rewritten(again)
     try:
-        plan = solve(local, local_costs, places, workload, **options)
+        plan = solve_fitting(local, local_costs, places, workload, **options)
         short = any(stage.recomputed for stage in plan.per_stage)
     except InfeasibleError:
         if as_shards or not again:
@@ -231,7 +233,7 @@ def plan_layouts(
         # Memory is short: shards are the other way to keep less, and may cost less than computing blocks again.
         other, other_costs = rewritten(again)
         try:
-            gathering = solve(other, other_costs, places, workload, **options)
+            gathering = solve_fitting(other, other_costs, places, workload, **options)
         except (InfeasibleError, LimitError):
             if plan is None:
                 raise

@@ -9,7 +9,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -39,6 +39,57 @@ class Strategy:
 
 
 @dataclass(frozen=True)
+class MicrobatchMemory:
+    """What a stage does in memory for one microbatch, in bytes beyond what it held before.
+
+    Attributes:
+        kept: What it holds from forward to backward, sent values included.
+        sent: The part of it that is sent on.
+        forward_peak: Most at once, forward.
+        backward_peak, first_backward_peak: Most at once beyond what was there when backward began; in the first
+            microbatch of a step gradients of parameters stay.
+        gradients: Of parameters.
+        returned: Gradients that are sent back.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    kept: int
+    sent: int
+    forward_peak: int
+    backward_peak: int
+    first_backward_peak: int
+    gradients: int
+    returned: int
+
+
+@dataclass(frozen=True)
+class StageMemory:
+    """Bytes of one stage in training; `simulator.memory` makes a step out of them.
+
+    Attributes:
+        parameters, buffers: Constants are buffers.
+        gradients: Of the parameters that are trained.
+        optimizer_state: From the first optimizer step on.
+        received, received_gradients: A receive buffer of the values from the stage before, and one of the gradients
+            from the stage after; there is one for each microbatch.
+        batch: Of the whole batch, on the stage's process.
+        update: What the process needs at once when tied gradients are summed, or when the optimizer runs.
+        microbatch: What one microbatch does.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    parameters: int
+    buffers: int
+    gradients: int
+    optimizer_state: int
+    received: int
+    received_gradients: int
+    batch: int
+    update: int
+    microbatch: MicrobatchMemory
+
+
+@dataclass(frozen=True)
 class StagePlan:
     """One stage of a plan; seconds are for one microbatch, bytes are for one device of the stage.
 
@@ -52,6 +103,7 @@ class StagePlan:
         sliced: Values that every tensor rank holds alike and sends on in slices (see `solver.crossing`).
         recomputed: Labels of blocks (see `autopart.blocks`) that backward computes again instead of keeping what they
             saved; forward and backward times and memory are those with it.
+        memory: What its process's peak is made of; None in inference.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -72,6 +124,7 @@ class StagePlan:
     operators: Mapping[str, float] = field(default_factory=dict)
     sliced: tuple[str, ...] = ()
     recomputed: tuple[str, ...] = ()
+    memory: StageMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -289,7 +342,7 @@ def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
     elif isinstance(value, tuple):
         for i, child in enumerate(value):
             yield from _numbers(f"{key}.{i}", child)
-    elif isinstance(value, (Strategy, StagePlan, Baseline, Layouts, BlockLayout)):
+    elif is_dataclass(value):
         yield from _numbers(key, {f.name: getattr(value, f.name) for f in fields(value)})
 
 

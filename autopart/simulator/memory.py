@@ -13,35 +13,13 @@ from dataclasses import dataclass
 
 from autopart.costs import Allocations, Costs
 from autopart.graph import Graph, StateEntry
-from autopart.plan import Strategy
+from autopart.plan import Plan, StageMemory, Strategy
 from autopart.runtime.schedules import SCHEDULES, process_of_stage
 from autopart.simulator.actions import Action, actions
-from autopart.simulator.memory_pass import StagePass, stage_pass
+from autopart.simulator.memory_pass import stage_pass
 from autopart.simulator.memory_stages import stage_programs
 from autopart.simulator.memory_update import tie_bytes, update_bytes
 from autopart.workload import OPTIMIZER_STATES
-
-
-@dataclass(frozen=True)
-class StageMemory:
-    """Bytes of one stage.
-
-    Attributes:
-        parameters, buffers: Constants are buffers.
-        gradients: Of the parameters that are trained.
-        optimizer_state: From the first optimizer step on.
-        received, received_gradients: A receive buffer of the values from the stage before, and one of the gradients
-            from the stage after; there is one for each microbatch.
-        microbatch: What one microbatch does.
-    """
-
-    parameters: int
-    buffers: int
-    gradients: int
-    optimizer_state: int
-    received: int
-    received_gradients: int
-    microbatch: StagePass
 
 
 @dataclass(frozen=True)
@@ -63,12 +41,10 @@ class ProcessMemory:
 
     Attributes:
         stages: Index of each stage that it holds -> its memory.
-        inputs: Of the batch.
         trace: Every action in its order, and the end of the step.
     """
 
     stages: Mapping[int, StageMemory]
-    inputs: int
     trace: tuple[ActionMemory, ...]
 
     @property
@@ -102,6 +78,8 @@ def plan_memory(
     programs = stage_programs(graph, allocations, assignment, strategy.stages, recomputed)
     passes = [stage_pass(allocations, program) for program in programs]
     states = _states(graph, assignment, strategy.stages)
+    batch = _batch_bytes(graph, allocations, strategy.microbatches)
+    updates = _updates(graph, allocations, strategy, states, optimizer)
     stages = []
     for s, (program, done) in enumerate(zip(programs, passes, strict=True)):
         following = programs[s + 1] if s + 1 < strategy.stages else None
@@ -115,50 +93,70 @@ def plan_memory(
                 optimizer_state=OPTIMIZER_STATES[optimizer] * min(trained, done.gradients),
                 received=_sum(allocations, program.received),
                 received_gradients=_sum(allocations, [t for t in crossing if t in program.targets]),
+                batch=batch,
+                update=updates[s],
                 microbatch=done,
             )
         )
-    return _processes(graph, allocations, strategy, stages, states, optimizer)
+    return of_processes(strategy, stages)
 
 
-def _processes(
-    graph: Graph,
-    allocations: Allocations,
-    strategy: Strategy,
-    stages: Sequence[StageMemory],
-    states: Sequence[Sequence[StateEntry]],
-    optimizer: str,
-) -> tuple[ProcessMemory, ...]:
+def of_processes(strategy: Strategy, stages: Sequence[StageMemory]) -> tuple[ProcessMemory, ...]:
+    """Memory of each process, from that of its stages."""
     if strategy.stages == 1:
-        alone = (tuple(Action(0, kind, m) for m in range(strategy.microbatches) for kind in ("F", "B")),)  # type: ignore[arg-type]
-        orders: tuple[tuple[Action, ...], ...] = alone
-        homes = [0]
-    else:
-        orders = actions(strategy.schedule, strategy.stages, strategy.microbatches)
-        info = SCHEDULES[strategy.schedule]
-        homes = [process_of_stage(s, strategy.stages, info) for s in range(strategy.stages)]
-    inputs = sum(
-        allocations.tensor_bytes[allocations.values[spec.name][0]]
-        * (1 if spec.batch_dim is None else strategy.microbatches)
-        for spec in graph.inputs
-        if spec.name in allocations.values
-    )
+        alone = tuple(Action(0, kind, m) for m in range(strategy.microbatches) for kind in ("F", "B"))  # type: ignore[arg-type]
+        return (ProcessMemory({0: stages[0]}, _trace(strategy, {0: stages[0]}, alone)),)
+    orders = actions(strategy.schedule, strategy.stages, strategy.microbatches)
+    homes = _homes(strategy)
     found = []
     for process, order in enumerate(orders):
         own = {s: stages[s] for s, home in enumerate(homes) if home == process}
-        trained = [allocations.rounded(e.bytes) for s in own for e in states[s] if e.requires_grad]
-        tied = [[e.key for e in states[s] if e.requires_grad and _copies(e, states) > 1] for s in own]
-        ties = tie_bytes(tied, {e.key: allocations.rounded(e.bytes) for e in graph.state.values()})
-        end = max(ties, update_bytes(optimizer, trained, allocations.block_bytes > 1))
-        found.append(ProcessMemory(own, inputs, _trace(strategy, own, inputs, order, end)))
+        found.append(ProcessMemory(own, _trace(strategy, own, order)))
     return tuple(found)
 
 
-def _trace(
-    strategy: Strategy, stages: Mapping[int, StageMemory], inputs: int, order: Sequence[Action], end: int
-) -> tuple[ActionMemory, ...]:
-    """Every action; `end` is what comes at once on top when all are done."""
-    now = inputs + sum(
+def memory_of_plan(plan: Plan) -> tuple[ProcessMemory, ...]:
+    """Memory of each process, from what a plan says of its stages; nothing where it does not."""
+    stages = [stage.memory for stage in plan.per_stage if stage.memory is not None]
+    return of_processes(plan.strategy, stages) if len(stages) == len(plan.per_stage) else ()
+
+
+def _homes(strategy: Strategy) -> list[int]:
+    """The process of each stage."""
+    info = SCHEDULES[strategy.schedule]
+    return [process_of_stage(s, strategy.stages, info) for s in range(strategy.stages)]
+
+
+def _batch_bytes(graph: Graph, allocations: Allocations, microbatches: int) -> int:
+    return sum(
+        allocations.tensor_bytes[allocations.values[spec.name][0]] * (1 if spec.batch_dim is None else microbatches)
+        for spec in graph.inputs
+        if spec.name in allocations.values
+    )
+
+
+def _updates(
+    graph: Graph,
+    allocations: Allocations,
+    strategy: Strategy,
+    states: Sequence[Sequence[StateEntry]],
+    optimizer: str,
+) -> list[int]:
+    """For each stage, what its process takes at once at the end of a step."""
+    homes = _homes(strategy) if strategy.stages > 1 else [0]
+    sizes = {entry.key: allocations.rounded(entry.bytes) for entry in graph.state.values()}
+    found = []
+    for home in homes:
+        own = [s for s, other in enumerate(homes) if other == home]
+        trained = [sizes[e.key] for s in own for e in states[s] if e.requires_grad]
+        tied = [[e.key for e in states[s] if e.requires_grad and _copies(e, states) > 1] for s in own]
+        found.append(max(tie_bytes(tied, sizes), update_bytes(optimizer, trained, allocations.block_bytes > 1)))
+    return found
+
+
+def _trace(strategy: Strategy, stages: Mapping[int, StageMemory], order: Sequence[Action]) -> tuple[ActionMemory, ...]:
+    """Every action, and the end of the step."""
+    now = max(stage.batch for stage in stages.values()) + sum(
         stage.parameters
         + stage.buffers
         + stage.optimizer_state
@@ -184,7 +182,7 @@ def _trace(
         now += handles.after(action)
         trace.append(ActionMemory(action, before, max(peak, now), now))
     now -= handles.close()
-    trace.append(ActionMemory(None, now, now + end, now))
+    trace.append(ActionMemory(None, now, now + max(stage.update for stage in stages.values()), now))
     return tuple(trace)
 
 

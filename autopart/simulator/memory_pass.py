@@ -21,32 +21,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from autopart.costs import Allocations, NodeAllocations
+from autopart.plan import MicrobatchMemory
 
 RANDOM_STATE_BYTES = 5056
 """What a recomputed call keeps on a CPU to draw the same numbers again; a GPU's state stays with the host."""
-
-
-@dataclass(frozen=True)
-class StagePass:
-    """What a stage does in memory for one microbatch, in bytes beyond what it held before.
-
-    Attributes:
-        kept: What it holds from forward to backward, sent values included.
-        sent: The part of it that is sent on.
-        forward_peak: Most at once, forward.
-        backward_peak, first_backward_peak: Most at once beyond what was there when backward began; in the first
-            microbatch of a step gradients of parameters stay.
-        gradients: Of parameters.
-        returned: Gradients that are sent back.
-    """
-
-    kept: int
-    sent: int
-    forward_peak: int
-    backward_peak: int
-    first_backward_peak: int
-    gradients: int
-    returned: int
 
 
 @dataclass(frozen=True)
@@ -72,7 +50,7 @@ class StageProgram:
     regions: tuple[tuple[str, ...], ...] = ()
 
 
-def stage_pass(allocations: Allocations, stage: StageProgram) -> StagePass:
+def stage_pass(allocations: Allocations, stage: StageProgram) -> MicrobatchMemory:
     """Run a stage's forward and backward in memory."""
     run = _Run(allocations, stage)
     run.forward()
@@ -83,7 +61,7 @@ def stage_pass(allocations: Allocations, stage: StageProgram) -> StagePass:
     run = _Run(allocations, stage)
     run.forward()
     later = run.backward(first=False)
-    return StagePass(
+    return MicrobatchMemory(
         kept=kept,
         sent=sum(sent.values()),
         forward_peak=forward_peak,

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tabulate import tabulate
 
 from autopart.plan import Plan
 from autopart.simulator.events import Timeline
+from autopart.simulator.memory import memory_of_plan
 from autopart.simulator.step import Step, step_of_plan
 from autopart.simulator.tracks import Track, memory_tracks
-
-if TYPE_CHECKING:
-    from autopart.simulator.memory import ProcessMemory
 
 
 @dataclass(frozen=True)
@@ -26,7 +23,7 @@ class Simulation:
         plan: What was simulated.
         step: What the simulation was told of it.
         timeline: What every process does, and every message.
-        memory: For each process, (seconds, bytes held from then on); empty where memory was not asked for.
+        memory: For each process, (seconds, bytes held from then on); empty where the plan does not tell.
     """
 
     plan: Plan
@@ -115,13 +112,12 @@ def _milliseconds(time_s: float) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:#.4g}"
 
 
-def simulate(plan: Plan, memory: Sequence[ProcessMemory] = ()) -> Simulation:
+def simulate(plan: Plan) -> Simulation:
     """Replay one step of a plan, event by event, under the program that its schedule runs.
 
     Args:
         plan: Its seconds and bytes are taken as they stand.
-        memory: Of each process, action by action (see `autopart.simulator.memory.plan_memory`).
     """
     step = step_of_plan(plan)
     timeline = step.replay()
-    return Simulation(plan, step, timeline, memory_tracks(timeline, memory))
+    return Simulation(plan, step, timeline, memory_tracks(timeline, memory_of_plan(plan)))

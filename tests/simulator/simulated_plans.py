@@ -1,13 +1,21 @@
 """Plans with round numbers, for simulations that can be worked out by hand."""
 
 from autopart.cluster import Cluster, Device, Link
-from autopart.plan import Plan, StagePlan, Strategy
+from autopart.plan import MicrobatchMemory, Plan, StageMemory, StagePlan, Strategy
 
 
 def cluster_of(count, kind="cuda", latency_s=0.0, bandwidth=1e12):
     device = Device("fast", 2**40, {"float32": 1e12}, 1e12, "a test", kind)
     link = Link("wire", latency_s, bandwidth)
     return Cluster((device,) * count, (0,) * count, link, link)
+
+
+MEMORY = StageMemory(
+    parameters=50, buffers=10, gradients=10, optimizer_state=0, received=0, received_gradients=0, batch=40, update=50,
+    microbatch=MicrobatchMemory(
+        kept=30, sent=0, forward_peak=50, backward_peak=60, first_backward_peak=70, gradients=10, returned=0
+    ),
+)  # fmt: skip
 
 
 def stage_of(device, **changes):

@@ -7,9 +7,8 @@ import pytest
 
 import autopart
 from autopart.simulator.actions import Action, Message
-from autopart.simulator.memory import ActionMemory, ProcessMemory
 from autopart.simulator.step import step_of_plan
-from tests.simulator.simulated_plans import plan_of, stage_of
+from tests.simulator.simulated_plans import MEMORY, plan_of, stage_of
 
 
 def test_1f1b_of_equal_stages_takes_the_textbook_time():
@@ -74,13 +73,7 @@ def test_the_table_and_the_document_say_what_the_timeline_says():
 
 
 def test_memory_of_actions_is_put_where_they_run():
-    plan = plan_of([stage_of(0, update_s=1.0)], microbatches=1)
-    trace = (
-        ActionMemory(Action(0, "F", 0), 100, 150, 130),
-        ActionMemory(Action(0, "B", 0), 130, 200, 110),
-        ActionMemory(None, 110, 160, 110),
-    )
-    simulation = autopart.simulate(plan, [ProcessMemory({}, 0, trace)])
+    simulation = autopart.simulate(plan_of([stage_of(0, update_s=1.0, memory=MEMORY)], microbatches=1))
     assert simulation.memory == (((0, 100), (0, 150), (1, 130), (1, 200), (3, 110), (3, 160), (4, 110)),)
     assert simulation.peak_memory_bytes(0) == 200
 
