@@ -136,7 +136,8 @@ def partition(
         InfeasibleError: No plan fits; the message says what would.
     """
     cluster = Cluster.parse(gpus)
-    known = None if profile is None else known_of(_measured(profile), cluster)
+    measured = None if profile is None else _measured(profile)
+    known = None if measured is None else known_of(measured, cluster)
     if example_inputs is None and example_kwargs is None:
         args, kwargs = find_inputs(model)
     else:
@@ -149,6 +150,11 @@ def partition(
     with _clock(seconds, "trace"):
         batch = find_batch(model, args, kwargs, batch_dims=batch_dims)
         rows = global_batch or batch.rows
+        notes = batch.notes
+        size = measured.microbatch_size if isinstance(measured, Profile) else 0
+        if microbatches == "auto" and size and rows % size == 0:
+            microbatches = rows // size
+            notes = (*notes, f"microbatches have {size} rows, for which the operators were measured")
         places = len(cluster.devices) // (tensor if isinstance(tensor, int) else 1)
         wanted_stages = stages if isinstance(stages, int) else places * stages_per_process(schedule)
 
@@ -171,7 +177,6 @@ def partition(
     with _clock(seconds, "trace"):
         graph = capture(microbatches=count)
         _refuse_nothing_to_train(graph)
-    notes = batch.notes
     if microbatches == "auto" and rows > 1:
         with _clock(seconds, "microbatches"):
             workload = Workload(mode, count, graph.microbatch_size, schedule, optimizer, may_recompute)

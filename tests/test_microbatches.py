@@ -4,7 +4,9 @@ import pytest
 import torch
 import torchvision
 import transformers
+from torch import nn
 
+import autopart
 from autopart import partition
 from autopart.cluster import Cluster
 from autopart.profiler import profile, profile_rows
@@ -64,3 +66,13 @@ def test_no_other_number_of_microbatches_makes_a_faster_plan():
 def test_a_schedule_that_wants_a_microbatch_for_each_stage_gets_them():
     plan = partition(gpt2(), "4xA100-80G", example_kwargs=ids(16), tensor=1, stages=4, schedule="1f1b", check=False)
     assert plan.strategy.microbatches >= 4
+
+
+def test_a_profile_decides_the_rows_of_a_microbatch() -> None:
+    model, rows = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4))), torch.randn(12, 8)
+    measured = autopart.profile(autopart.trace(model, (rows,), microbatches=4), "cpu", how="analytic")
+    planned = autopart.partition(model, "2xCPU", example_inputs=(rows,), stages=2, profile=measured, time_limit_s=5)
+    assert planned.strategy.microbatch_size == 3
+    assert any("3 rows" in note for note in planned.notes)
+    named = {"stages": 2, "profile": measured, "microbatches": 2, "time_limit_s": 5}
+    assert autopart.partition(model, "2xCPU", example_inputs=(rows,), **named).strategy.microbatch_size == 6

@@ -10,6 +10,8 @@ from autopart.plan import Baseline, BlockLayout, Plan
 from autopart.report.text import count, gibibytes, milliseconds, percent, printable, table
 from autopart.simulator import simulate
 
+_TIMES = {"measured": "of operators as they were measured", "corrected": "of formulas, corrected by a recorded run"}
+
 
 def format_plan(plan: Plan) -> str:
     """Everything a person wants to know of a plan, as lines of text."""
@@ -70,6 +72,8 @@ def _totals(plan: Plan) -> str:
         degrees = [f"{t}: {milliseconds(time_s)} ms" for t, time_s in plan.degrees.items()]
         rows.append(("tensor ranks", ", ".join(degrees)))
     steps = [step for step in ("trace", "profile", "solve", "emit") if step in plan.seconds]
+    if plan.times_from != "analytic":
+        rows.append(("times", _TIMES[plan.times_from]))
     if steps:
         rows.append(("made in", ", ".join(f"{step} {plan.seconds[step]:.1f} s" for step in steps)))
     width = max(len(name) for name, _ in rows)
