@@ -9,7 +9,7 @@ from torch import fx
 from autopart.blocks import find_blocks
 from autopart.costs import Allocations
 from autopart.graph import Graph
-from autopart.simulator.memory_pass import StageProgram
+from autopart.simulator.memory_program import StageProgram
 
 
 def stage_programs(

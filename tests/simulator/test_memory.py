@@ -21,8 +21,8 @@ from autopart.api import Partition
 from autopart.blocks import find_blocks
 from autopart.codegen import recomputable
 from autopart.profiler import kernels
-from autopart.simulator import memory_pass
 from autopart.simulator.memory import plan_memory
+from autopart.simulator.memory_gradients import GradientFlow
 
 MICROBATCHES = 4
 TOLERANCE = 0.005
@@ -175,7 +175,7 @@ def never_in_place(self: Any, tensor: int, old: Any, new: Any) -> Any:
     return SUM(self, tensor, old, new)
 
 
-SUM = memory_pass._Flow._sum
+SUM = GradientFlow._sum
 
 
 def changed(plan: Partition, change: Callable[[Any], Any]) -> Partition:
@@ -199,7 +199,7 @@ def new_storages(node: Any) -> Any:
 @pytest.mark.parametrize(("case", "rule"), [("tied", always_in_place), ("summed", never_in_place)])
 def test_where_gradients_are_added_in_place_matters(case: str, rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, peak = planned(case), eager_peak(case)
-    monkeypatch.setattr(memory_pass._Flow, "_sum", rule)
+    monkeypatch.setattr(GradientFlow, "_sum", rule)
     assert predicted(plan, optimizer_of(case))[0] != pytest.approx(peak, rel=TOLERANCE)
 
 
