@@ -6,29 +6,25 @@ A plan file is read as hostile: whatever is not exactly a plan is refused with `
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, TypeAdapter
 
 from autopart.errors import InputFileError
+from autopart.strict_json import STRICT, of_schema, parse, read, short, validated
 
 SCHEMA = "autopart-plan/3"
-
-# How plan files are read: no conversions (a number is not text), no unknown keys.
-_STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
 class Strategy:
     """How the model is spread over the devices."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     stages: int
     tensor: int
     replicas: int
@@ -52,7 +48,7 @@ class MicrobatchMemory:
         returned: Gradients that are sent back.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     kept: int
     sent: int
     forward_peak: int
@@ -77,7 +73,7 @@ class StageMemory:
         microbatch: What one microbatch does.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     parameters: int
     buffers: int
     gradients: int
@@ -106,7 +102,7 @@ class StagePlan:
         memory: What its process's peak is made of; None in inference.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     devices: tuple[int, ...]
     nodes: int
     parameters: int
@@ -138,7 +134,7 @@ class BlockLayout:
         bytes_sent: What a rank sends in one microbatch, both ways.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     block: str
     splits: Mapping[str, str]
     collectives: Mapping[str, int]
@@ -158,7 +154,7 @@ class Layouts:
         padding_bytes: Parameters that exist only because a size does not divide, on each rank.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     state: Mapping[str, str]
     strategies: Mapping[str, str]
     blocks: tuple[BlockLayout, ...]
@@ -172,7 +168,7 @@ class Layouts:
 class Baseline:
     """What a split made by hand would cost under the same predictions."""
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
     step_time_s: float | None
     fits: bool
@@ -198,7 +194,7 @@ class Plan:
         cluster: The cluster as plain data, so that the file stands alone.
     """
 
-    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
     model: str
     mode: Literal["training", "inference"]
     strategy: Strategy
@@ -239,30 +235,15 @@ class Plan:
         Raises:
             InputFileError: It is not a plan of this version; the message names the key.
         """
-        data = _parse(text, where)
-        schema = data.pop("schema", None)
-        if schema != SCHEMA:
-            raise InputFileError(
-                f"{where}: key 'schema' must be {SCHEMA!r}, not {_short(schema)}",
-                "Write the file anew with `autopart partition`.",
-            )
-        try:
-            plan = _adapter().validate_json(json.dumps(data))
-        except ValidationError as error:
-            first = error.errors()[0]
-            key = ".".join(str(part) for part in first["loc"])
-            raise InputFileError(f"{where}: key {_short(key)}: {first['msg']}") from None
+        data = of_schema(parse(text, where, "a plan"), SCHEMA, where, "Write the file anew with `autopart partition`.")
+        plan = validated(_adapter(), data, where)
         _check(plan, where)
         return plan
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a plan file; errors as in `from_json`, and for a file that cannot be read."""
-        try:
-            text = Path(path).read_bytes()
-        except OSError as error:
-            raise InputFileError(f"{path}: {error.strerror}") from None
-        return Plan.from_json(text, where=str(path))
+        return Plan.from_json(read(path), where=str(path))
 
 
 @cache
@@ -274,40 +255,11 @@ def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else asdict(value)
 
 
-def _parse(text: str | bytes, where: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            keys = [key for key, _ in pairs]
-            twice = next(key for i, key in enumerate(keys) if key in keys[:i])
-            raise InputFileError(f"{where}: key {_short(twice)} stands twice in one object")
-        return found
-
-    def number(token: str) -> float:
-        value = float(token)
-        if not math.isfinite(value):
-            raise InputFileError(f"{where}: {_short(token)} is not a finite number")
-        return value
-
-    try:
-        decoded = text.decode("utf-8") if isinstance(text, bytes) else text
-        data = json.loads(decoded, object_pairs_hook=unique, parse_constant=number, parse_float=number)
-    except UnicodeDecodeError as error:
-        raise InputFileError(f"{where}: not UTF-8 text (byte {error.start})") from None
-    except RecursionError:
-        raise InputFileError(f"{where}: nested too deeply to be a plan") from None
-    except ValueError as error:  # JSONDecodeError, or an integer of thousands of digits
-        raise InputFileError(f"{where}: not valid JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise InputFileError(f"{where}: a plan is one JSON object, not {type(data).__name__}")
-    return data
-
-
 def _check(plan: Plan, where: str) -> None:
     """What types cannot say: counts and seconds are not negative, and the stages are those of the strategy."""
     for key, value in _numbers("", {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name != "cluster"}):
         if value < 0:
-            raise InputFileError(f"{where}: key {_short(key)} must not be negative, and is {value}")
+            raise InputFileError(f"{where}: key {short(key)} must not be negative, and is {value}")
     stages = plan.strategy.stages
     if stages < 1 or len(plan.per_stage) != stages:
         raise InputFileError(
@@ -316,7 +268,7 @@ def _check(plan: Plan, where: str) -> None:
     again = [label for placed in plan.per_stage for label in placed.recomputed]
     if len(set(again)) < len(again):
         twice = next(label for i, label in enumerate(again) if label in again[:i])
-        raise InputFileError(f"{where}: key 'per_stage': block {_short(twice)} stands twice under 'recomputed'")
+        raise InputFileError(f"{where}: key 'per_stage': block {short(twice)} stands twice under 'recomputed'")
     if again and plan.mode == "inference":
         raise InputFileError(f"{where}: key 'per_stage': blocks are recomputed in training only")
     tensor = plan.strategy.tensor
@@ -330,7 +282,7 @@ def _check(plan: Plan, where: str) -> None:
         raise InputFileError(f"{where}: key 'layouts' does not fit 'strategy.tensor', {tensor}")
     for node, stage in plan.assignment.items():
         if stage >= stages:
-            raise InputFileError(f"{where}: key {_short('assignment.' + node)} is stage {stage} of {stages}")
+            raise InputFileError(f"{where}: key {short('assignment.' + node)} is stage {stage} of {stages}")
 
 
 def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -344,8 +296,3 @@ def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
             yield from _numbers(f"{key}.{i}", child)
     elif is_dataclass(value):
         yield from _numbers(key, {f.name: getattr(value, f.name) for f in fields(value)})
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

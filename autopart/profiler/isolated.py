@@ -191,7 +191,7 @@ class Runner:
                 saved[places.of(tensor)] = None
 
             counter = KernelCounter(inputs, host=self._kind == "cpu")
-            with counter, _contexts(call, device), torch.autograd.graph.saved_tensors_hooks(pack, _never):
+            with counter, contexts(call, device), torch.autograd.graph.saved_tensors_hooks(pack, _never):
                 value = _function(call.target, self._kind)(*args, **kwargs)
             weight = bool(call.tensors) and all(spec.weight for spec in call.tensors)
             results = pytree.tree_map_only(torch.Tensor, lambda tensor: _result(tensor, places, weight), value)
@@ -223,7 +223,7 @@ class Runner:
                 # Its address may come to mean another storage.
                 weakref.finalize(storage, incoming.pop, storage._cdata, None)
 
-            with _contexts(call, "cpu", standing_in_for=self._kind), counter:
+            with contexts(call, "cpu", standing_in_for=self._kind), counter:
                 value = _function(call.target, self._kind)(*args, **kwargs)
             results = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
             tracked = [i for i, x in enumerate(results) if x.requires_grad]
@@ -406,7 +406,7 @@ def _result(tensor: torch.Tensor, places: _Places, weight: bool) -> Result:
 
 
 @contextmanager
-def _contexts(call: Call, device: str, standing_in_for: str | None = None) -> Iterator[None]:
+def contexts(call: Call, device: str, standing_in_for: str | None = None) -> Iterator[None]:
     """Grad mode and autocast as at the node.
 
     Args:

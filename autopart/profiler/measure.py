@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from autopart.effects import named
 from autopart.profiler.clocks import Run, clock_for
-from autopart.profiler.isolated import Call, _contexts
+from autopart.profiler.isolated import Call, contexts
 from autopart.profiler.measurement import Measurement
 from autopart.profiler.ranks import recording
 from autopart.profiler.real_inputs import Inputs, real_inputs
@@ -52,7 +52,7 @@ class Meter:
             Exception: Whatever the call raises.
         """
         devices = [self._device] if self._device.type == "cuda" else []
-        with torch.random.fork_rng(devices), recording(ranks), _contexts(call, self._device.type):
+        with torch.random.fork_rng(devices), recording(ranks), contexts(call, self._device.type):
             return self._measure(call)
 
     def _measure(self, call: Call) -> Measurement:
