@@ -32,8 +32,8 @@ FEWEST_SECONDS = 1e-6
 # The first plan is sought at this multiple of the lower bound, and so many times, until its load is this multiple of
 # one that failed.
 START, ATTEMPTS, NEAR = 1.06, 12, 1.01
-# The proof ends when it cannot gain more than this share of the tolerance.
-FINE = 0.1
+# The proof ends when it cannot gain more than this share of the tolerance, or has taken this share of the work.
+FINE, PROOF_SHARE = 0.1, 0.4
 # CP-SAT's deterministic seconds for the neighbourhoods of one plan.
 WORK_OF_POLISH = 20.0
 # How far above the proven bound plans are sought, as shares of it.
@@ -126,6 +126,7 @@ class _Search:
         """
         frontiers = self.frontiers
         frontiers.exact = exact
+        frontiers.allowed = frontiers.spent + PROOF_SHARE * self.work
         second, stages = frontiers.units.second, self.problem.stages
         fine, most = max(1, round(FINE * self.tolerance * RESOLUTION)), frontiers.units.most()
         impossible = math.floor(self.impossible / second)
@@ -137,6 +138,8 @@ class _Search:
             spent = frontiers.spent
             missing = frontiers.missing(limit)
             self.work -= frontiers.spent - spent
+            if frontiers.late():
+                break
             if missing is not None and missing <= 0:
                 possible, missed = limit, 0
             else:
@@ -193,7 +196,7 @@ class _Search:
             if weight:
                 done = done + round(weight * 100) * segment.bytes_seen_from(s + 1, s + 1)
             segment.model.maximize(done)
-            solver = quiet_solver(WORK_OF_STAGE)
+            solver = quiet_solver(WORK_OF_STAGE, self.deadline)
             solver.parameters.absolute_gap_limit = ACCURACY * RESOLUTION
             status = solver.solve(segment.model)
             self.work -= solver.response_proto.deterministic_time

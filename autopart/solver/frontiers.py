@@ -67,7 +67,8 @@ class Frontiers:
 
         Args:
             load: Seconds near the limits that will be asked for.
-            deadline: Of `time.monotonic`; after it every limit counts as possible.
+            deadline: Of `time.monotonic`; after it, and when more than `allowed` of CP-SAT's deterministic seconds is
+                `spent`, every limit counts as possible.
         """
         self.problem = problem
         self.units = in_units(problem, load, up=False)
@@ -78,17 +79,17 @@ class Frontiers:
         self.work_before = [before @ row for row in self.units.due]
         self.work_behind = [behind @ row for row in self.units.due]
         self.total = [int(row.sum()) for row in self.units.due]
-        self.spent = 0.0
+        self.spent, self.allowed = 0.0, math.inf
         self.deadline = deadline
         self.exact = False
 
     def late(self) -> bool:
-        return time.monotonic() > self.deadline
+        return self.spent > self.allowed or time.monotonic() > self.deadline
 
     def missing(self, limit: int) -> int | None:
         """By how much the last stage is overrun if no stage has more than `limit`: it is impossible if positive.
 
-        None if it is impossible for another reason; 0, and the fronts are not complete, if time ran out (`late`).
+        None if it is impossible for another reason; 0, and the fronts are not complete, if it is `late`.
         """
         last = self.problem.stages - 1
         fill = self.problem.fill_weight * float(self.problem.fill.min(axis=0).sum())
@@ -220,7 +221,7 @@ class Frontiers:
     def maximum(self, segment: Segment, value: Linear, work: float = WORK_OF_MAXIMUM) -> int | None:
         """An upper bound on the value; None if the program has no solution."""
         segment.model.maximize(value)
-        solver = quiet_solver(work)
+        solver = quiet_solver(work, self.deadline)
         solver.parameters.absolute_gap_limit = ACCURACY * RESOLUTION
         status = solver.solve(segment.model)
         self.spent += solver.response_proto.deterministic_time
@@ -275,7 +276,7 @@ class Frontiers:
             segment.model.add(segment.work(j, j) <= reach)
             if front.done != NOTHING:
                 segment.model.add(segment.seen_from(j, j, self.passing[j]) > front.done)
-            solver = quiet_solver(WORK_OF_QUESTION)
+            solver = quiet_solver(WORK_OF_QUESTION, self.deadline)
             status = solver.solve(segment.model)
             self.spent += solver.response_proto.deterministic_time
             return bool(status != cp_model.INFEASIBLE)

@@ -53,7 +53,7 @@ def improve(problem: Problem, assignment: Sequence[int], work: float, deadline: 
         slowest = value.loads_s[list(problem.process)]
         first, width = min(open_windows, key=lambda w: (w[1], -max(slowest[w[0] : w[0] + w[1]]), w))
         settled.add((first, width))
-        found, spent = _window(units, best, value, first, width, min(work, WORK_OF_WINDOW))
+        found, spent = _window(units, best, value, first, width, min(work, WORK_OF_WINDOW), deadline)
         work -= max(spent, 1e-4)
         if found is None:
             continue
@@ -75,7 +75,7 @@ def _better(new: Score, old: Score) -> bool:
 
 
 def _window(
-    units: Units, assignment: tuple[int, ...], value: Score, first: int, width: int, work: float
+    units: Units, assignment: tuple[int, ...], value: Score, first: int, width: int, work: float, deadline: float
 ) -> tuple[tuple[int, ...] | None, float]:
     """The best assignment of the items in these stages, if one better than the present is found; the work it took."""
     problem, stage = units.problem, np.array(assignment)
@@ -103,7 +103,7 @@ def _window(
     if not problem.idle:
         model.add(sum(segment.y[1]) > int(inside[first].sum()))
     model.minimize(PRIORITY * (slowest + sum(segment.fill(s) for s in window)) + largest)
-    solver = quiet_solver(work)
+    solver = quiet_solver(work, deadline)
     solver.parameters.relative_gap_limit = LEAST_GAIN
     status = solver.solve(model)
     spent = solver.response_proto.deterministic_time

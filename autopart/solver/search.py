@@ -28,6 +28,7 @@ from autopart.solver.neighbourhoods import improve
 from autopart.solver.orders import orders, shuffled
 from autopart.solver.prefixes import coarsened, cut_order, even_out
 from autopart.solver.problem import Problem
+from autopart.solver.recombination import recombined
 from autopart.solver.score import score
 from autopart.solver.windows import unite_fixed
 
@@ -42,6 +43,8 @@ ITEMS_AS_THEY_ARE, RUNS = 2000, 400
 FIRST_SHARE = 0.4
 # And what dynamic programming over down-sets, and the same problem without memory limits, may take.
 DOWN_SHARE, FREE_SHARE = 0.5, 0.3
+# And what plans from parts of others may take.
+RECOMBINED_SHARE = 0.15
 # The time limit for which that may do all the work it is ever allowed.
 SECONDS_OF_ALL_DOWN_SETS = 120.0
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
@@ -273,6 +276,14 @@ def _without_limits(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     return _raised(_better(problem, answer, found.assignment), found.bound, found.method)
 
 
+def _recombination(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """Plans from parts of others; not where blocks may be computed again (`_without_limits` does it there)."""
+    if problem.blocks is not None:
+        return answer
+    enough = answer.bound / (1 - budget.tolerance)
+    return _better(problem, answer, recombined(problem, answer.assignment, enough, budget.until(RECOMBINED_SHARE)))
+
+
 def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Wide graphs, one boundary at a time; not where blocks may be computed again (`_without_limits` does it there)."""
     if problem.blocks is not None:
@@ -328,6 +339,7 @@ DEEP: dict[str, Layer] = {
     "down-sets": _down_sets,
     "integer program": _program,
     "boundaries": _boundaries,
+    "recombination": _recombination,
     "neighbourhoods": _neighbourhoods,
 }
 

@@ -22,6 +22,8 @@ Constraints
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -263,9 +265,15 @@ def _sum(terms: list[tuple[int, Linear]]) -> Linear:
     return cp_model.LinearExpr.weighted_sum([x for _, x in open_terms], [c for c, _ in open_terms]) + constant
 
 
-def quiet_solver(work_limit: float) -> cp_model.CpSolver:
-    """CP-SAT on one thread, stopped by its own count of work, so that it does the same everywhere."""
+def quiet_solver(work_limit: float, deadline: float = math.inf) -> cp_model.CpSolver:
+    """CP-SAT on one thread, stopped by its own count of work, so that it does the same everywhere.
+
+    Args:
+        deadline: In seconds of `time.monotonic`; it stops it too.
+    """
     solver = cp_model.CpSolver()
+    if math.isfinite(deadline):
+        solver.parameters.max_time_in_seconds = max(0.0, deadline - time.monotonic())
     solver.parameters.num_workers = 1
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = work_limit
