@@ -31,7 +31,6 @@ from autopart.records import Record
 from autopart.report.plan import format_plan
 from autopart.runtime.record import SCHEMA as RECORD_SCHEMA
 from autopart.runtime.schedules import SCHEDULES
-from autopart.simulator.actions import programs
 from autopart.strict_json import parse, read
 from autopart.tracer import find_batch, trace
 from autopart.tracer.surroundings import neutral_surroundings
@@ -207,7 +206,6 @@ def partition(
             threshold=threshold,
             time_limit_s=time_limit_s,
         )
-    _check_runs(planned.plan)
     fields = {f.name: getattr(planned.plan, f.name) for f in dataclasses.fields(Plan)}
     return Partition(**(fields | {"seconds": seconds}), graph=graph, costs=planned.costs)
 
@@ -232,21 +230,6 @@ def _check_options(
     for argument, count in (("stages", stages), ("tensor", tensor), ("microbatches", microbatches)):
         if count != "auto" and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise UsageError(f'{argument} must be a positive number or "auto", not {count!r}')
-
-
-def _check_runs(plan: Plan) -> None:
-    """Refuse what torch's schedule will not run."""
-    strategy = plan.strategy
-    if plan.mode == "inference" or strategy.stages == 1:
-        return
-    try:
-        programs(strategy.schedule, strategy.stages, strategy.microbatches)
-    except ValueError as error:
-        raise UsageError(
-            f"{strategy.stages} stages cannot run {strategy.microbatches} microbatches under schedule "
-            f"{strategy.schedule}: {error}",
-            "Ask for another number of microbatches, or for another schedule.",
-        ) from error
 
 
 def _measured(profile: Profile | Record | str | os.PathLike[str]) -> Profile | Record:

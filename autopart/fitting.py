@@ -10,10 +10,11 @@ from typing import Any
 
 from autopart.cluster import Cluster
 from autopart.costs import Costs
-from autopart.errors import InfeasibleError
+from autopart.errors import InfeasibleError, UsageError
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
+from autopart.simulator.actions import programs
 from autopart.simulator.memory import plan_memory
 from autopart.solver import RESERVE_SHARE, solve, usable_bytes
 from autopart.workload import Workload
@@ -27,11 +28,13 @@ def solve_fitting(graph: Graph, costs: Costs, cluster: Cluster, workload: Worklo
     """As `solver.solve`, with the memory of each process as the simulator counts it.
 
     Raises:
+        UsageError: Also where torch's schedule does not run so many microbatches.
         InfeasibleError: Also where plans by the linear rules still do not fit after some tries.
     """
     withheld = 0.0
     for _ in range(TRIES):
         plan = solve(graph, costs, _with_less(cluster, withheld), workload, **options)
+        _check_runs(plan)
         plan = counted(replace(plan, cluster=cluster.to_data()), graph, costs, cluster)
         excess = max(stage.peak_memory_bytes - stage.memory_limit_bytes for stage in plan.per_stage)
         if excess <= 0:
@@ -41,6 +44,21 @@ def solve_fitting(graph: Graph, costs: Costs, cluster: Cluster, workload: Worklo
         f"{graph.name}: no plan in {plan.strategy.stages} stages was found that fits when memory is counted by action",
         "Name more or larger devices, or give smaller microbatches.",
     )
+
+
+def _check_runs(plan: Plan) -> None:
+    """Refuse what torch's schedule will not run."""
+    strategy = plan.strategy
+    if plan.mode == "inference" or strategy.stages == 1:
+        return
+    try:
+        programs(strategy.schedule, strategy.stages, strategy.microbatches)
+    except ValueError as error:
+        raise UsageError(
+            f"{strategy.stages} stages cannot run {strategy.microbatches} microbatches under schedule "
+            f"{strategy.schedule}: {error}",
+            "Ask for another number of microbatches, or for another schedule.",
+        ) from error
 
 
 def counted(plan: Plan, graph: Graph, costs: Costs, cluster: Cluster) -> Plan:

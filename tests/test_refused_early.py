@@ -95,3 +95,21 @@ def test_stages_are_as_many_as_the_schedule_can_fill() -> None:
         layers, "4xCPU", example_inputs=(torch.randn(9, 6),), schedule="1f1b", microbatches=3, time_limit_s=5
     )
     assert planned.strategy.stages <= 3
+
+
+class Undone(nn.Module):
+    """Its backward needs what it changed in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.sigmoid(self.layer(x))
+        hidden.mul_(2)
+        return hidden
+
+
+def test_a_model_whose_own_backward_fails_is_told_so() -> None:
+    with pytest.raises(UsageError, match="Undone fails in a step of its own: RuntimeError: one of"):
+        plan(Undone())

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -101,6 +101,9 @@ class _Step:
     gradients: dict[str, torch.Tensor | None]
 
 
+Run: TypeAlias = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+
+
 class _Sides:
     """The model and one capture of it, run on the same data from the same state."""
 
@@ -143,7 +146,7 @@ class _Sides:
         for run in (self.eager, self.captured):
             with unmarked(self.model, values=True), kept_parameters(self.model) as kept:
                 set_random_states(before)
-                done = [self._step(run, [t.clone() for t in tensors]) for tensors in data]
+                done = self._steps(run, data)
                 buffers = {name: b.detach().clone() for name, b in self.model.named_buffers()}
                 sides.append((done, buffers | kept.changed(), random_states()))
         (wanted, wanted_state, wanted_random), (got, got_state, got_random) = sides
@@ -162,7 +165,18 @@ class _Sides:
                 return f"the state of {name}'s random generator is another after {steps} steps"
         return None
 
-    def _step(self, run: Callable[[Sequence[torch.Tensor]], list[torch.Tensor]], tensors: list[torch.Tensor]) -> _Step:
+    def _steps(self, run: Run, data: list[list[torch.Tensor]]) -> list[_Step]:
+        try:
+            return [self._step(run, [t.clone() for t in tensors]) for tensors in data]
+        except Exception as error:
+            if run != self.eager:
+                raise
+            raise ModelFailsError(
+                f"{self.graph.name} fails in a step of its own: {reason_of(error)}",
+                "Check that the model runs on the example, and that its loss can be differentiated.",
+            ) from None
+
+    def _step(self, run: Run, tensors: list[torch.Tensor]) -> _Step:
         entries = [e for e in self.graph.state.values() if e.kind == "parameter" and e.requires_grad]
         outputs = run(tensors)
         gradients: dict[str, torch.Tensor | None] = {}
