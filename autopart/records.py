@@ -21,8 +21,8 @@ from autopart.runtime.record import SCHEMA
 from autopart.runtime.schedules import SCHEDULES
 from autopart.strict_json import STRICT, of_schema, parse, read, short, validated
 
-Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, le=1e12)]
 ByMicrobatch = tuple[tuple[Seconds, ...], ...]
 """For every measured step, seconds of each microbatch."""
 
@@ -155,7 +155,7 @@ class Record:
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     plan: Annotated[Plan, BeforeValidator(lambda data: Plan.from_json(json.dumps(data), "the plan in the record"))]
     schedule: str | None
-    microbatches: Annotated[int, Field(ge=1)]
+    microbatches: Annotated[int, Field(ge=1, lt=2**63)]
     optimizer: str
     dtype: str
     torch: str
@@ -214,10 +214,10 @@ def _check(record: Record, where: str) -> None:
     held = sorted((stage.stage, process.rank) for process in record.processes for stage in process.stages)
     if held != [(stage, rank) for stage in range(strategy.stages) for rank in range(strategy.tensor)]:
         refuse("processes", f"they must hold {strategy.stages} stages of {strategy.tensor} tensor ranks, each once")
+    if len({process.place for process in record.processes}) != record.places:
+        refuse("processes", "their places must be 0, 1, ... with at least one process each")
     for process in record.processes:
         key = f"processes.{process.number}"
-        if process.place >= len(record.processes):
-            refuse(f"{key}.place", "there are not so many processes")
         for name, values in (("optimizer_s", process.optimizer_s), ("wait_s", process.wait_s)):
             if len(values) != len(record.step_s):
                 refuse(f"{key}.{name}", f"it must have {len(record.step_s)} numbers, one for each measured step")
@@ -230,3 +230,5 @@ def _check(record: Record, where: str) -> None:
                 whole = all(len(row) == record.microbatches or not (row or needed) for row in steps)
                 if len(steps) != len(record.step_s) or not whole:
                     refuse(f"{key}.stages.{i}.{name}", "it must have a number for each measured step and microbatch")
+            if any(rest and not whole for whole, rest in zip(stage.backward_s, stage.weights_s, strict=True)):
+                refuse(f"{key}.stages.{i}.weights_s", "there is no backward that these could be the rest of")

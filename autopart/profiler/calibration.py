@@ -26,10 +26,10 @@ from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
 from autopart.cluster import Device, Efficiency
-from autopart.errors import InputFileError, UsageError
+from autopart.errors import UsageError
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.profile_file import KernelRecord, Profile, ProfiledDevice
-from autopart.profiler.roofline import DEFAULTS, efficiency, kernel_seconds, peak_rate
+from autopart.profiler.roofline import efficiency, kernel_seconds, peak_rate
 
 TOLERANCE = 0.2
 """Of the logarithm: calls that are further off than this count by their distance, not by its square."""
@@ -104,7 +104,6 @@ def samples_of(profiles: Iterable[Profile]) -> list[Sample]:
 
     Raises:
         UsageError: A profile is not measured.
-        InputFileError: It names a family of operators that there is none of.
     """
     found: list[Sample] = []
     for profile in profiles:
@@ -115,8 +114,7 @@ def samples_of(profiles: Iterable[Profile]) -> list[Sample]:
             parts = [(entry.forward, time.forward_s), (entry.backward_input, time.backward_input_s)]
             if entry.backward != entry.backward_input:
                 parts.append((entry.backward, time.backward_input_s + time.backward_weight_s))
-            kernels = [(_kernels(records, profile.device.kind), seconds) for records, seconds in parts if records]
-            found += [Sample(started, seconds, entry.count) for started, seconds in kernels]
+            found += [Sample(_kernels(records), seconds, entry.count) for records, seconds in parts if records]
     return [sample for sample in found if sample.seconds > 0 and sample.count]
 
 
@@ -162,12 +160,8 @@ def _residual(family: str, samples: Sequence[Sample], device: Device) -> Residua
     )
 
 
-def _kernels(records: Iterable[KernelRecord], kind: str) -> tuple[Kernel, ...]:
-    kernels = tuple(record.kernel() for record in records)
-    for kernel in kernels:
-        if kernel.family not in DEFAULTS[kind]:
-            raise InputFileError(f"a kernel is of the unknown family '{kernel.family[:40]}'")
-    return kernels
+def _kernels(records: Iterable[KernelRecord]) -> tuple[Kernel, ...]:
+    return tuple(record.kernel() for record in records)
 
 
 class _Fit:

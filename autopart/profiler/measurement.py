@@ -12,8 +12,8 @@ from autopart.profiler.isolated import Call, TensorSpec
 from autopart.profiler.keys import contiguous_stride
 from autopart.strict_json import STRICT
 
-Amount = Annotated[float, Field(ge=0)]
-Count = Annotated[int, Field(ge=0)]
+Amount = Annotated[float, Field(ge=0, le=1e30)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from autopart.profiler.isolated import Step, Work
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.measurement import Amount, Count, Measurement
 from autopart.profiler.profile_table import format_profile
+from autopart.profiler.roofline import DEFAULTS
 from autopart.strict_json import STRICT, of_schema, parse, read, validated
 
 SCHEMA = "autopart-profile/1"
@@ -53,13 +54,19 @@ def _of_torch(name: str) -> str:
     return name
 
 
+def _of_roofline(family: str) -> str:
+    if not any(family in families for families in DEFAULTS.values()):
+        raise ValueError("there is no such family of operators")
+    return family
+
+
 @dataclass(frozen=True)
 class KernelRecord:
     """A `Kernel` in a file."""
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
     name: str
-    family: str
+    family: Annotated[str, AfterValidator(_of_roofline)]
     dtype: Annotated[str, AfterValidator(_of_torch)]
     flops: Amount
     bytes: Amount

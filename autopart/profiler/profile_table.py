@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from autopart.profiler.keys import operator_of
+from autopart.report.text import printable
 
 if TYPE_CHECKING:
     from autopart.profiler.profile_file import Entry, Profile
@@ -30,7 +31,7 @@ def format_profile(profile: Profile) -> str:
         tabulate(rows, headers="keys", floatfmt=".4g"),
         *(f"Note: {note}" for note in profile.notes),
     ]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def _row(kind: str, entries: list[Entry], whole: float) -> dict[str, str | int | float]:
@@ -70,7 +71,7 @@ def format_diff(before: Profile, after: Profile, limit: int = 40) -> str:
         if alone:
             ms = 1e3 * sum(profile.entries[key].seconds for key in alone)
             lines.append(f"{len(alone)} calls are in '{name}' alone ({ms:.4g} ms).")
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 def diff_as_data(before: Profile, after: Profile) -> dict[str, Any]:

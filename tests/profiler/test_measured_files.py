@@ -61,6 +61,9 @@ HOSTILE: dict[str, tuple[Callable[[dict[str, Any]], Any], str]] = {
     "seconds in words": (lambda d: d["entries"][KEY]["time"].update(forward_s="1e-6"), "forward_s"),
     "a count that is no number": (lambda d: d["entries"][KEY].update(count=True), "count"),
     "a dtype that is a function": (lambda d: d["entries"][KEY]["forward"][0].update(dtype="load"), "dtype"),
+    "a family that is none": (lambda d: d["entries"][KEY]["forward"][0].update(family="spells"), "family"),
+    "a count beyond all numbers": (lambda d: d["entries"][KEY].update(count=10**400), "count"),
+    "seconds beyond all times": (lambda d: d["entries"][KEY]["time"].update(forward_s=1e308), "forward_s"),
     "an unknown kind": (lambda d: d["device"].update(kind="tpu"), "kind"),
     "entries that are a list": (lambda d: d.update(entries=[]), "entries"),
 }
@@ -90,6 +93,12 @@ def test_what_is_no_profile_is_refused_by_its_key(name: str) -> None:
 def test_what_is_no_json_is_refused(text: str | bytes, says: str) -> None:
     with pytest.raises(InputFileError, match=says):
         Profile.from_json(text)
+
+
+def test_what_a_file_says_cannot_steer_a_terminal() -> None:
+    odd = replace(PROFILE, model="\x1b[31m", notes=("\x1b[2J",), entries={"\x1b[5m(": PROFILE.entries[KEY]})
+    for text in (str(odd), format_diff(PROFILE, odd), format_diff(odd, odd)):
+        assert "\x1b" not in text and "\\x1b[31m" in text
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

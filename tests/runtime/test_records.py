@@ -19,16 +19,16 @@ from autopart.profiler import known_of
 from autopart.records import Record
 
 STEPS = 2
+ROWS = [[0.0] * MICROBATCHES] * STEPS
 
 
 def make_stage(stage: int, forward_s: float, backward_s: float, **changes: Any) -> dict[str, Any]:
     """Under the profiler everything takes twice as long."""
-    rows = [[0.0] * MICROBATCHES] * STEPS
     made = {
         "stage": stage,
-        "forward_s": [[forward_s for _ in row] for row in rows],
-        "backward_s": [[backward_s for _ in row] for row in rows],
-        "weights_s": [[] for _ in rows],
+        "forward_s": [[forward_s for _ in row] for row in ROWS],
+        "backward_s": [[backward_s for _ in row] for row in ROWS],
+        "weights_s": [[] for _ in ROWS],
         "profiled_s": {"forward": 2 * forward_s * MICROBATCHES, "backward": 2 * backward_s * MICROBATCHES},
         "operators": {
             "forward": {"addmm": {"count": 8, "seconds": 1.5 * forward_s * MICROBATCHES}},
@@ -99,6 +99,13 @@ DAMAGES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "a microbatch too few": (lambda d: first(d)["stages"][0]["forward_s"][0].pop(), "forward_s"),
     "no forward": (lambda d: first(d)["stages"][0]["forward_s"][0].clear(), "forward_s"),
     "half a backward": (lambda d: first(d)["stages"][0]["weights_s"][0].append(1.0), "weights_s"),
+    "the rest of no backward": (
+        lambda d: first(d)["stages"][0].update(backward_s=[[]] * STEPS, weights_s=ROWS),
+        "weights_s",
+    ),
+    "a place without a process": (lambda d: first(d).update(place=1), "processes"),
+    "memory beyond all numbers": (lambda d: first(d).update(peak_bytes=10**400), "peak_bytes"),
+    "times beyond all numbers": (lambda d: d.update(step_s=[1e308] * STEPS), "step_s"),
     "a third direction": (lambda d: first(d)["stages"][0]["operators"].update(sideways={}), "operators"),
     "a microbatch that is none": (lambda d: d.update(microbatches=0), "microbatches"),
 }
