@@ -37,18 +37,20 @@ Durations = list[tuple[Piece | None, float]]
 def prepare(path: Path, steps: int, process: Process) -> dict[str, Any]:
     """Look whether a run can be recorded to a file, before anything else is done, and make its folder.
 
+    What would be found only at the end would cost the run.
+
     Returns:
         The plan of this package, which the record will hold.
 
     Raises:
-        PackageError: Too few steps, the file is there already, its folder cannot be made, or there is no plan.
+        PackageError: Too few steps, the file is there already, none can be made there, or there is no plan.
     """
     if steps < LEAST_STEPS:
         raise PackageError(
             f"--record needs at least --steps {LEAST_STEPS}, not {steps}: the first step is a warm-up, the last one "
             "runs under the profiler, and those between are timed"
         )
-    if path.exists():
+    if os.path.lexists(path):
         raise PackageError(f"--record {path}: the file is there already; choose another name")
     try:
         plan = json.loads(PLAN.read_text(encoding="utf-8"))
@@ -57,6 +59,9 @@ def prepare(path: Path, steps: int, process: Process) -> dict[str, Any]:
     try:
         if process.number == 0:
             path.parent.mkdir(parents=True, exist_ok=True)
+            temporary = _beside(path)
+            temporary.touch(exist_ok=False)
+            temporary.unlink()
     except OSError as error:
         raise PackageError(f"--record {path}: {error.strerror}", INPUT_FILE) from error
     return dict(plan)
@@ -198,9 +203,14 @@ def _name(device: torch.device) -> str:
         return platform.processor() or platform.machine()
 
 
+def _beside(path: Path) -> Path:
+    """The name of the file before it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}")
+
+
 def _write_new(path: Path, text: str) -> None:
     """Write a file that appears whole or not at all, and never in place of another."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = _beside(path)
     try:
         with open(temporary, "x", encoding="utf-8") as file:
             file.write(text)

@@ -216,10 +216,15 @@ def test_what_cannot_be_recorded_is_refused_before_anything_runs(tmp_path: Path)
     package = write_planned(tmp_path / "package", 2, 1, "1f1b")
     script, file = package / "train.py", tmp_path / "record.json"
     file.write_text("kept")
+    link = tmp_path / "link.json"
+    link.symlink_to("nowhere.json")
     for arguments, status, message in (
         (("--steps", "2", "--record", str(tmp_path / "new.json")), 2, "at least --steps 3, not 2"),
         (("--record", str(file)), 2, "there already"),
+        (("--record", str(link)), 2, "there already"),
         (("--record", str(file / "new.json")), 7, "--record"),
+        (("--record", str(tmp_path / ("x" * 252 + ".js"))), 7, "too long"),  # room for it, none for its temporary name
+        (("--record", "/proc/self/new.json"), 7, "--record"),
     ):
         done = train_here(script, *arguments)
         assert done.status == status, done.stderr
@@ -228,7 +233,7 @@ def test_what_cannot_be_recorded_is_refused_before_anything_runs(tmp_path: Path)
     done = train_here(script, "--record", str(tmp_path / "new.json"))
     assert done.status == 7 and "plan.json" in done.stderr
     assert file.read_text() == "kept"
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["package", "record.json"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link.json", "package", "record.json"]
 
 
 def test_a_process_that_dies_leaves_no_file(pool: Pool, tmp_path: Path) -> None:
