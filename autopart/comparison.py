@@ -84,6 +84,8 @@ def _check_same(plan: Plan, record: Record) -> None:
         ("signature", plan.signature, theirs.signature),
         ("strategy", plan.strategy, theirs.strategy),
         ("assignment", plan.assignment, theirs.assignment),
+        ("layouts", _layouts(plan), _layouts(theirs)),
+        ("recomputation", _recomputed(plan), _recomputed(theirs)),
     ):
         if ours != other:
             raise UsageError(f"the record is of another plan: its {what} differs", "Record the package of this plan.")
@@ -97,6 +99,15 @@ def _check_same(plan: Plan, record: Record) -> None:
             f"{ran[0]} with {ran[1]}",
             "Record without --schedule and --microbatches.",
         )
+
+
+def _layouts(plan: Plan) -> object:
+    """How tensors are split, without what that was predicted to cost."""
+    return None if plan.layouts is None else (plan.layouts.state, plan.layouts.strategies, plan.layouts.again)
+
+
+def _recomputed(plan: Plan) -> object:
+    return [set(stage.recomputed) for stage in plan.per_stage]
 
 
 def _of_processes(plan: Plan, record: Record, simulation: Simulation) -> Iterator[Figure]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from autopart.cluster import Cluster
 from autopart.comparison import compare
 from autopart.corrections import REST
 from autopart.errors import InputFileError, UsageError
+from autopart.plan import Layouts
 from autopart.profiler import known_of
 from autopart.records import Record
 
@@ -202,6 +204,16 @@ def test_differences_of_operators_make_up_that_of_the_stage(predicted: dict[str,
 def test_a_record_of_something_else_is_not_compared(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         compare(make_plan(2, 1, "1f1b"), read(make_record(**changes)))
+
+
+def test_a_record_is_not_compared_with_a_plan_that_splits_tensors_otherwise_or_computes_others_again() -> None:
+    record = read(make_record())
+    plan = record.plan
+    again = replace(plan, per_stage=(replace(plan.per_stage[0], recomputed=("layers.0",)), *plan.per_stage[1:]))
+    split = replace(plan, layouts=Layouts({"weight": "split(0)"}, {}, (), 0.0, 0.0, 0))
+    for other, message in ((again, "recomputation"), (split, "layouts")):
+        with pytest.raises(UsageError, match=message):
+            compare(other, record)
 
 
 def test_a_record_of_a_plan_that_was_measured_itself_corrects_nothing() -> None:
