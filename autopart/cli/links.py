@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from autopart.cli.output import say, show, working
+from autopart.cli.output import check_new, say, show, working
 from autopart.errors import UsageError
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ COMMENT = "Links as measured; `machines` are those that took part. Plan with it:
 
 def profile_links(out: Path | None, as_json: bool) -> None:
     """Measure the links, print what was fitted, and write a cluster file."""
-    if out is not None and out.exists():
-        raise UsageError(f"there is a file '{out}' already", "Name another file, or remove that one first.")
+    check_new(out)
     if "WORLD_SIZE" not in os.environ:
         _start_processes(out, as_json)
         return

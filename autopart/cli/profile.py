@@ -10,7 +10,7 @@ import typer
 from autopart.cli.links import profile_links
 from autopart.cli.models import load_model
 from autopart.cli.options import SETTINGS, Dtype, GlobalBatch, Json, Mode, app
-from autopart.cli.output import say, show, working, write
+from autopart.cli.output import check_new, say, show, working, write_new
 from autopart.errors import UsageError
 
 
@@ -67,8 +67,7 @@ def _profile(
         if mode not in ("training", "inference"):
             raise UsageError(f"--mode must be training or inference, not {mode!r}")
         check_device(device)
-        if out is not None and out.exists():
-            raise UsageError(f"there is a file '{out}' already", "Name another file, or remove that one first.")
+        check_new(out)
         loaded = load_model(model)
         args, kwargs = loaded.args, dict(loaded.kwargs)
         if not args and not kwargs:
@@ -88,7 +87,7 @@ def _profile(
         with _Bar() as bar:
             found = replace(profile(graph, device, progress=bar), model=model)
         if out is not None:
-            write(out, found.to_json())
+            write_new(out, found.to_json())
             say(f"Wrote {out}. Plan with it: autopart partition {model} --profile {out}")
     show(found.to_json().rstrip() if as_json else str(found))
 

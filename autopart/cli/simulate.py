@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from autopart.cli.options import SETTINGS, Json, app
-from autopart.cli.output import say, show, working, write
-from autopart.errors import UsageError
+from autopart.cli.output import check_new, say, show, working, write_new
 
 
 @app.command("simulate", no_args_is_help=True, context_settings=SETTINGS)
@@ -21,8 +20,7 @@ def simulate_command(
     as_json: Json = False,
 ) -> None:
     """Replay a step of a plan, event by event, under the schedule that will really run."""
-    if trace is not None and trace.exists():
-        raise UsageError(f"{str(trace)!r} exists", "Name another file for the trace, or remove this one.")
+    check_new(trace)
     with working():
         from autopart.plan import Plan
         from autopart.simulator import simulate
@@ -30,6 +28,6 @@ def simulate_command(
 
         simulation = simulate(Plan.load(plan / "plan.json" if plan.is_dir() else plan))
         if trace is not None:
-            write(trace, trace_json(simulation))
+            write_new(trace, trace_json(simulation))
             say(f"Wrote {trace}. Open it in ui.perfetto.dev or chrome://tracing.")
     show(simulation.to_json() if as_json else str(simulation))

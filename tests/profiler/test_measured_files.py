@@ -282,6 +282,11 @@ def test_the_command_profiles_and_writes(folder: Path, tmp_path: Path, capsys: p
     assert Profile.from_json(printed.out) == Profile.load(out)
     assert Profile.load(out).microbatch_size == 4
     assert "A100-80G" in Profile.load(out).device.name and "Captured" in printed.err
+    written = out.read_bytes()
+    for place in (out, tmp_path / "no folder" / "p.json"):
+        assert main([*command[:-1], str(place)]) == UsageError.exit_status
+        assert "Captured" not in capsys.readouterr().err
+    assert out.read_bytes() == written
 
 
 def test_an_interrupted_command_keeps_what_it_measured(

@@ -33,8 +33,17 @@ def test_a_trace_is_written_once(tmp_path, capsys):
     written = trace.read_bytes()
     assert json.loads(written)["traceEvents"]
     assert main(command) == UsageError.exit_status
-    assert "exists" in capsys.readouterr().err
+    assert "already" in capsys.readouterr().err
     assert trace.read_bytes() == written
+
+
+def test_a_trace_has_a_place_or_nothing_is_simulated(tmp_path, capsys):
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "elsewhere.json")
+    for trace in (link, tmp_path / "no folder" / "trace.json"):
+        assert main(["simulate", str(plan_file(tmp_path)), "--trace", str(trace)]) == UsageError.exit_status
+        assert capsys.readouterr().out == ""
+    assert not (tmp_path / "elsewhere.json").exists()
 
 
 def test_what_is_no_plan_is_refused(tmp_path, capsys):
