@@ -19,19 +19,20 @@ from autopart.cluster import Cluster
 from autopart.codegen import emit, obstacle, recomputable
 from autopart.costs import Costs
 from autopart.degrees import plan_degrees
-from autopart.errors import UsageError
+from autopart.errors import InputFileError, UsageError
 from autopart.graph import Graph, Mode
 from autopart.inputs import find_inputs
 from autopart.microbatches import choose_count, schedule_for, stages_per_process
 from autopart.plan import Plan
 from autopart.profiler import Outcomes, known_of
 from autopart.profiler import profile as profile_graph
+from autopart.profiler.profile_file import SCHEMA as PROFILE_SCHEMA
 from autopart.profiler.profile_file import Profile
 from autopart.records import Record
 from autopart.report.plan import format_plan
 from autopart.runtime.record import SCHEMA as RECORD_SCHEMA
 from autopart.runtime.schedules import SCHEDULES
-from autopart.strict_json import parse, read
+from autopart.strict_json import parse, read, short
 from autopart.tracer import find_batch, trace
 from autopart.tracer.surroundings import neutral_surroundings
 from autopart.workload import OPTIMIZER_STATES, Workload
@@ -236,9 +237,17 @@ def _measured(profile: Profile | Record | str | os.PathLike[str]) -> Profile | R
     """A profile or a record, read from its file where it is named; the file says which it is."""
     if isinstance(profile, (Profile, Record)):
         return profile
+    if not isinstance(profile, (str, os.PathLike)):
+        raise UsageError(f"profile must be a profile, a record, or the file of one; not {type(profile).__name__}")
     text, where = read(profile), str(profile)
     schema = str(parse(text, where, "a profile or a record").get("schema"))
-    of_record = schema.partition("/")[0] == RECORD_SCHEMA.partition("/")[0]
+    kind = schema.partition("/")[0]
+    if kind not in (RECORD_SCHEMA.partition("/")[0], PROFILE_SCHEMA.partition("/")[0]):
+        raise InputFileError(
+            f"{where}: neither a profile nor a record: its 'schema' is {short(schema)}",
+            "Write one with `autopart profile`, or with `train.py --record`.",
+        )
+    of_record = kind == RECORD_SCHEMA.partition("/")[0]
     return Record.from_json(text, where) if of_record else Profile.from_json(text, where)
 
 

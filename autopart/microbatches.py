@@ -60,7 +60,7 @@ def choose_count(
     if not others:
         return Count(best, ())
     what = "1 microbatch" if best == 1 else f"{best} microbatches"
-    return Count(best, (f"a step of {what} is estimated to be fastest, within {WORTH:.0%} (with {others})",))
+    return Count(best, (f"a step of {what} is estimated to be within {WORTH:.0%} of the fastest (with {others})",))
 
 
 def _estimates(

@@ -72,6 +72,9 @@ def parse(text: str | bytes, where: str, what: str) -> dict[str, Any]:
 def of_schema(data: dict[str, Any], schema: str, where: str, hint: str) -> dict[str, Any]:
     """The object without its `schema`, which must be this one."""
     found = data.get("schema")
+    kind, wanted = (str(name).partition("/")[0].removeprefix("autopart-") for name in (found, schema))
+    if kind != wanted and str(found).startswith("autopart-"):
+        raise InputFileError(f"{where}: key 'schema': this is a {kind}, and a {wanted} is needed")
     if found != schema:
         raise InputFileError(f"{where}: key 'schema' must be {schema!r}, not {short(found)}", hint)
     return {key: value for key, value in data.items() if key != "schema"}

@@ -60,7 +60,7 @@ def test_no_other_number_of_microbatches_makes_a_faster_plan():
     tried = [partition(gpt2(), CLUSTER, microbatches=m, **options).step_time_s for m in (1, 2, 4, 8, 16)]
     assert chosen.step_time_s <= min(tried) * 1.03  # a count that is captured already is kept if it is nearly as fast
     assert max(tried) > 1.1 * min(tried)
-    assert any("is estimated to be fastest" in note for note in chosen.notes)
+    assert any("is estimated to be within" in note for note in chosen.notes)
 
 
 def test_a_schedule_that_wants_a_microbatch_for_each_stage_gets_them():

@@ -56,7 +56,10 @@ def _profile(
     mode: str,
 ) -> None:
     with working():
+        import os
         from dataclasses import replace
+
+        import torch
 
         from autopart.api import as_dtype
         from autopart.inputs import find_inputs
@@ -67,6 +70,8 @@ def _profile(
         if mode not in ("training", "inference"):
             raise UsageError(f"--mode must be training or inference, not {mode!r}")
         check_device(device)
+        if "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1)  # as torchrun starts processes
         check_new(out)
         loaded = load_model(model)
         args, kwargs = loaded.args, dict(loaded.kwargs)

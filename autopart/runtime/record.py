@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -124,8 +125,7 @@ class Recorder:
             figures["wait_s"] = [_rounded(max(0.0, step - own)) for step, own in zip(steps, busy, strict=True)]
         record = {"schema": SCHEMA, **run, "torch": torch.__version__, "step_s": steps, "processes": processes}
         _write_new(path, json.dumps(record, indent=1, sort_keys=True, allow_nan=False) + "\n")
-        middle = sorted(steps)[len(steps) // 2]
-        return f"wrote {path}: {len(steps)} steps measured after a warm-up, {middle:.4g} s in the middle"
+        return f"wrote {path}: {len(steps)} steps measured after a warm-up, median {median(steps):.4g} s"
 
     def _figures(self) -> dict[str, Any]:
         """What this process measured."""

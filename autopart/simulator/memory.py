@@ -145,10 +145,11 @@ def _updates(
     """For each stage, what its process takes at once at the end of a step."""
     homes = _homes(strategy) if strategy.stages > 1 else [0]
     sizes = {entry.key: allocations.rounded(entry.bytes) for entry in graph.state.values()}
+    read = {str(node.target) for node in graph.primary.graph.nodes if node.op == "get_attr" and node.users}
     found = []
     for home in homes:
         own = [s for s, other in enumerate(homes) if other == home]
-        trained = [sizes[e.key] for s in own for e in states[s] if e.requires_grad]
+        trained = [sizes[e.key] for s in own for e in states[s] if e.requires_grad and e.key in read]
         tied = [[e.key for e in states[s] if e.requires_grad and _copies(e, states) > 1] for s in own]
         found.append(max(tie_bytes(tied, sizes), update_bytes(optimizer, trained, allocations.block_bytes > 1)))
     return found

@@ -24,6 +24,8 @@ from autopart.solver.search import Stop
 from autopart.units import format_bytes
 from autopart.workload import Workload
 
+# Notes of the profiler that a plan repeats; the last ones sum up.
+MOST_NOTES = 6
 # A stage with less than this share of the worst stage's time is called nearly idle.
 IDLE_SHARE = 0.05
 
@@ -100,6 +102,7 @@ def describe(
         seconds={"solve": seconds},
         notes=(
             *graph.notes,
+            *_shortened(costs.notes),
             *choice.notes,
             *_recomputed_notes(choice.lowered, per_stage, result),
             *_idle_notes(times),
@@ -178,14 +181,21 @@ def _recomputed_notes(lowered: Lowered, per_stage: Sequence[StagePlan], result: 
     return notes
 
 
+def _shortened(notes: Sequence[str]) -> list[str]:
+    """The first of many notes."""
+    more = len(notes) - MOST_NOTES
+    return list(notes) if more <= 0 else [*notes[-MOST_NOTES:], f"and {more} more operators were estimated"]
+
+
 def _idle_notes(times: Sequence[float]) -> list[str]:
     """Why some stages have next to nothing to do, if some have."""
     idle = [s for s, time in enumerate(times) if time < IDLE_SHARE * max(times)]
     if not idle:
         return []
     worst = times.index(max(times))
+    who = f"stage {idle[0]} is" if len(idle) == 1 else f"stages {', '.join(map(str, idle))} are"
     return [
-        f"stages {', '.join(map(str, idle))} are nearly idle: stage {worst} decides the step time, "
+        f"{who} nearly idle: stage {worst} decides the step time, "
         "and to share the rest out more evenly would cost more transfers than it saves"
     ]
 

@@ -152,10 +152,26 @@ class Lowering:
         if gives_its_argument(node):
             self.env[node] = self._value(node.args[0])
             return
+        if operator_name(node.target) == "aten::histc" and not node.meta["val"].is_floating_point():
+            self._count_in_float(node)
+            return
         new = self.graph.create_node(
             "call_function", node.target, self._value(node.args), self._value(node.kwargs), node.name
         )
         self._place(node, new)
+
+    def _count_in_float(self, node: fx.Node) -> None:
+        """`histc` of whole numbers, which CPUs do not count (a model on meta takes a GPU's way): exact up to 2^24."""
+        counts = node.meta["val"]
+        numbers = self.graph.call_function(aten.to.dtype, (self._value(node.args[0]), torch.float32))
+        numbers.meta.update(self._meta(node), val=node.args[0].meta["val"].to(torch.float32))  # type: ignore[union-attr]
+        found = self.graph.call_function(
+            node.target,
+            (numbers, *self._value(node.args[1:])),
+            self._value(node.kwargs),  # type: ignore[arg-type]
+        )
+        found.meta.update(self._meta(node), val=counts.to(torch.float32))
+        self._place(node, self.graph.call_function(aten.to.dtype, (found, counts.dtype)))
 
     def _place(self, node: fx.Node, new: fx.Node) -> None:
         new.meta.update(self._meta(node))

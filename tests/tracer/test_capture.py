@@ -13,6 +13,7 @@ from oracle import differences
 
 from autopart.errors import CaptureError
 from autopart.tracer import trace
+from autopart.tracer.interpreter import run_capture
 
 CASES = sorted((Path(__file__).parents[3] / "shared" / "cases").glob("h*.py"))
 # Weights used twice under autocast: eager sums their two gradients in bfloat16.
@@ -81,3 +82,19 @@ def test_what_is_kept_whole_is_noted_with_its_reason() -> None:
     assert "kept whole" in note and "hazards.py" in note
     (call,) = {(c.kind, c.path) for c in graph.opaque.values()}
     assert call == ("module", "inner")
+
+
+class Counting(torch.nn.Module):
+    """Counts whole numbers as transformers does: as such where there is a GPU or no data, in float32 on a CPU."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        numbers = (x > 0).sum(-1)
+        numbers = numbers.float() if x.device.type == "cpu" else numbers.int()
+        return torch.histc(numbers, bins=4, min=0, max=3).cumsum(0, dtype=torch.int32)
+
+
+def test_what_counts_whole_numbers_on_meta_runs_on_a_cpu() -> None:
+    x = torch.randn(8, 3)
+    graph = trace(Counting(), (x.to("meta"),), mode="inference", batch_dims={"x": None})
+    (found,) = run_capture(graph, graph.evaluation, [x])
+    assert torch.equal(found, Counting()(x))
