@@ -26,7 +26,7 @@ from autopart.solver.offers import offered
 from autopart.solver.pipeline import IN_FLIGHT, fill_time, processes_of_stages, repeats
 from autopart.solver.problem import Floats, Net, Problem
 from autopart.solver.stage_costs import memory_never_binds
-from autopart.workload import OPTIMIZER_STATES, Workload
+from autopart.workload import OPTIMIZER_STATES, Workload, update_bytes
 
 # Left free on each device for the runtime's context, communication buffers and the allocator's fragmentation.
 RESERVE_SHARE = 0.06
@@ -82,7 +82,7 @@ def lower(
     backward = np.array([costs.memory[n.name].gradient_bytes if training else 0 for n in values], dtype=float)
     unsaved = np.where([n.name in kept for n in values], 0.0, forward)
     boundaries = range(stages - 1)
-    holders, state_bytes, update_bytes, sync_bytes = _states(graph, costs, item, workload, training)
+    holders, state_bytes, trained_bytes = _states(graph, costs, item, workload, training)
     slowest = cluster.inter_node if len({cluster.nodes[p] for p in process}) > 1 else cluster.intra_node
 
     wholes, slices = _transfers(graph, cluster, process, values, forward, backward)
@@ -99,8 +99,8 @@ def lower(
         touch=np.zeros((stages, len(nets))),
         users=tuple(users for _, users in holders),
         state_bytes=state_bytes,
-        update=np.stack([update_bytes / d.memory_bandwidth_bytes_per_s for d in devices]),
-        sync=np.stack([np.where(sync_bytes > 0, _all_reduce(slowest, sync_bytes), 0.0) for _ in devices]),
+        update=np.stack([_updates_s(workload.optimizer, trained_bytes, d) for d in devices]),
+        sync=np.stack([np.where(trained_bytes > 0, _all_reduce(slowest, trained_bytes), 0.0) for _ in devices]),
         process=process,
         limits=np.array([usable_bytes(d) for d in cluster.devices[: max(process) + 1]], dtype=float),
         repeat=repeat,
@@ -158,6 +158,14 @@ def _transfers(
     return wholes, slices
 
 
+def _updates_s(optimizer: str, trained: Floats, device: Device) -> Floats:
+    """Seconds of the optimizer for each state; only a CPU finds a parameter in its cache, for it takes one after the
+    other."""
+    cache = device.cache_bytes if device.kind == "cpu" else 0
+    moved = np.array([update_bytes(optimizer, int(size), cache) for size in trained], dtype=float)
+    return moved / device.memory_bandwidth_bytes_per_s
+
+
 def _all_reduce(link: Link, size: Floats) -> Floats:
     """Upper bound of a ring all-reduce over any number of holders: every byte is sent twice."""
     return link.latency_s + 2 * size / link.bandwidth_bytes_per_s
@@ -183,14 +191,14 @@ def _workspace(costs: Costs, node: fx.Node, training: bool) -> float:
 
 def _states(
     graph: Graph, costs: Costs, item: dict[fx.Node, int], workload: Workload, training: bool
-) -> tuple[list[tuple[str, tuple[int, ...]]], Floats, Floats, Floats]:
+) -> tuple[list[tuple[str, tuple[int, ...]]], Floats, Floats]:
     """What is held by every stage that uses it: parameters, buffers, constants, and the batch's own tensors.
 
     Returns:
-        (name, users) of each, and the bytes held, the bytes that an optimizer step moves, the bytes to synchronise.
+        (name, users) of each, the bytes held, and the bytes that are trained.
     """
     holders: list[tuple[str, tuple[int, ...]]] = []
-    held, moved, synced = [], [], []
+    held, trains = [], []
     inputs = {spec.name: spec for spec in graph.inputs}
     used: set[str] = set()
     states = OPTIMIZER_STATES[workload.optimizer]
@@ -203,24 +211,21 @@ def _states(
             size = costs.memory[node.name].output_bytes
             holders.append((node.name, users))
             held.append(size * (workload.microbatches if spec.batch_dim is not None else 1))
-            moved.append(0)
-            synced.append(0)
+            trains.append(0)
             continue
         entry = graph.state[str(node.target)]
         used.add(entry.key)
         trained = training and entry.requires_grad
         holders.append((entry.key, users))
         held.append(entry.bytes * (2 + states if trained else 1))
-        moved.append(entry.bytes * (3 + 2 * states) if trained else 0)
-        synced.append(entry.bytes if trained else 0)
+        trains.append(entry.bytes if trained else 0)
     paths = [_module_path(node) for node in item]
     for entry in graph.state.values():
         if entry.key not in used and paths:
             holders.append((entry.key, (_nearest(entry.name, paths),)))
             held.append(entry.bytes)
-            moved.append(0)
-            synced.append(0)
-    return holders, np.array(held, dtype=float), np.array(moved, dtype=float), np.array(synced, dtype=float)
+            trains.append(0)
+    return holders, np.array(held, dtype=float), np.array(trains, dtype=float)
 
 
 def _module_path(node: fx.Node) -> list[str]:

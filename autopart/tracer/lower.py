@@ -165,10 +165,8 @@ class Lowering:
         counts = node.meta["val"]
         numbers = self.graph.call_function(aten.to.dtype, (self._value(node.args[0]), torch.float32))
         numbers.meta.update(self._meta(node), val=node.args[0].meta["val"].to(torch.float32))  # type: ignore[union-attr]
-        found = self.graph.call_function(
-            node.target,
-            (numbers, *self._value(node.args[1:])),
-            self._value(node.kwargs),  # type: ignore[arg-type]
+        found = self.graph.create_node(
+            "call_function", node.target, (numbers, *self._value(node.args[1:])), self._value(node.kwargs)
         )
         found.meta.update(self._meta(node), val=counts.to(torch.float32))
         self._place(node, self.graph.call_function(aten.to.dtype, (found, counts.dtype)))

@@ -1,6 +1,7 @@
 """Step time and memory of a plan, from its assignment, the graph and the costs: shares no code with the solver."""
 
-OPTIMIZER = {"sgd": (2, 3), "sgd-momentum": (3, 5), "adam": (4, 7), "adamw": (4, 7)}
+# Copies of a parameter that are held; how often they are read or written in a cache, and operator by operator.
+OPTIMIZER = {"sgd": (2, 3, 3), "sgd-momentum": (3, 5, 8), "adam": (4, 7, 18), "adamw": (4, 7, 20)}
 
 
 def stages_of_state(graph, plan):
@@ -48,7 +49,9 @@ def step_time(graph, costs, cluster, workload, plan):
             entry = graph.state[key]
             if entry.tensor.requires_grad:
                 for s in holders:
-                    moved = entry.bytes * OPTIMIZER[workload.optimizer][1]
+                    copies, in_cache, in_memory = OPTIMIZER[workload.optimizer]
+                    fits = devices[s].kind == "cpu" and copies * entry.bytes <= devices[s].cache_bytes
+                    moved = entry.bytes * (in_cache if fits else in_memory)
                     once[s] += moved / devices[s].memory_bandwidth_bytes_per_s
                     if len(holders) > 1:
                         link = cluster.intra_node if len(set(cluster.nodes)) == 1 else cluster.inter_node
