@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autopart.report.text import count, gibibytes, milliseconds, printable, table
+from autopart.text import count, gibibytes, milliseconds, printable, table
 
 
 def test_numbers_have_four_digits_and_no_exponents() -> None:

@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(code: str, message: str, hint: str | None, status: int, as_json: bool) -> int:
-    from autopart.report.text import printable
+    from autopart.text import printable
 
     print(printable(f"error: {message}" + (f"\n{hint}" if hint else "")), file=sys.stderr)
     if as_json:

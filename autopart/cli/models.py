@@ -20,7 +20,7 @@ MOST_REAL_WEIGHTS_BYTES = 4 << 30
 
 def load_model(spec: str, meta: bool = True) -> LoadedModel:
     from autopart.model_spec import load
-    from autopart.report.text import count
+    from autopart.text import count
 
     start = time.perf_counter()
     loaded = load(spec, meta=meta)

@@ -49,7 +49,7 @@ def show(text: str) -> None:
 
 def say(line: str) -> None:
     """One line of progress."""
-    from autopart.report.text import printable
+    from autopart.text import printable
 
     print(printable(line), file=sys.stderr, flush=True)
 

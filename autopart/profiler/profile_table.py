@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from autopart.profiler.keys import operator_of
-from autopart.report.text import printable
+from autopart.text import printable
 
 if TYPE_CHECKING:
     from autopart.profiler.profile_file import Entry, Profile

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autopart.profiler.calibration import Calibration
-from autopart.report.text import table
+from autopart.text import table
 
 
 def format_calibration(calibration: Calibration) -> str:

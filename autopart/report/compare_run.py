@@ -8,7 +8,7 @@ from typing import Any
 from autopart.comparison import Comparison, Figure
 from autopart.corrections import OperatorFigure
 from autopart.records import Record
-from autopart.report.text import MISSING, gibibytes, milliseconds, printable, table
+from autopart.text import MISSING, gibibytes, milliseconds, printable, table
 
 SHOWN = 6
 """Operators of a stage."""

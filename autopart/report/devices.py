@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autopart.catalogue import catalogue
-from autopart.report.text import MISSING, gibibytes, printable, table
+from autopart.text import MISSING, gibibytes, printable, table
 
 
 def format_devices(here: Sequence[str]) -> str:

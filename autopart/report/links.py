@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from autopart.profiler.links import Fit
-from autopart.report.text import table
+from autopart.text import table
 
 
 def format_links(fits: Mapping[str, Sequence[Fit]]) -> str:

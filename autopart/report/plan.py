@@ -7,8 +7,8 @@ from collections import Counter
 
 from autopart.cluster import Cluster
 from autopart.plan import Baseline, BlockLayout, Plan
-from autopart.report.text import count, gibibytes, milliseconds, percent, printable, table
 from autopart.simulator import simulate
+from autopart.text import count, gibibytes, milliseconds, percent, printable, table
 
 _TIMES = {"measured": "of operators as they were measured", "corrected": "of formulas, corrected by a recorded run"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from autopart.report.text import MISSING, count, gibibytes, milliseconds, percent, table
+from autopart.text import MISSING, count, gibibytes, milliseconds, percent, table
 from autopart.zoo import Entry, Row
 
 _COLUMNS: Mapping[str, Callable[[Row], str]] = {
