@@ -248,6 +248,12 @@ class Rules:
             self._busy(draft, value.stage, self._addition(value.spec))
         draft.put(reference, value._replace(read=True))
 
+    def _passes(self, size: int) -> int:
+        """How often an update reads or writes a parameter: once each thing in a CPU's cache, else for each operator."""
+        once, each = {"sgd": (3, 3), "sgd-momentum": (5, 8), "adam": (7, 18), "adamw": (7, 20)}[self.workload.optimizer]
+        held = (2 + OPTIMIZER_STATES[self.workload.optimizer]) * size
+        return once if self.device.kind == "cpu" and held <= self.device.cache_bytes else each
+
     def _hold(self, draft: Draft, reference: Reference, stage: int) -> None:
         """A stage holds a tensor of the model, or an input."""
         value, node = draft.value(reference), reference.slot
@@ -261,7 +267,7 @@ class Rules:
             states, trained = OPTIMIZER_STATES[self.workload.optimizer], value.spec.requires_grad
             held_bytes = size * (2 + states if trained else 1)
             if trained:
-                draft.cost[stage] += size * (3 + 2 * states) / self.device.memory_bandwidth_bytes_per_s
+                draft.cost[stage] += size * self._passes(size) / self.device.memory_bandwidth_bytes_per_s
                 if value.held[1 - stage]:
                     sync_s = self.link.latency_s + 2 * size / self.link.bandwidth_bytes_per_s
                     draft.cost[0] += sync_s

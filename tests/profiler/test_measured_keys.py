@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -87,7 +88,8 @@ def test_keys_are_the_same_in_another_process() -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": ":".join(path for path in sys.path if path), "PYTHONHASHSEED": "7"}
+    here = Path(__file__).parent
+    return {**os.environ, "PYTHONPATH": f"{here}:{here.parents[1]}", "PYTHONHASHSEED": "7"}
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "swin"])

@@ -83,7 +83,7 @@ def _weights_after_training(rank: int, folder: str) -> dict[str, torch.Tensor]:
             process=process,
         )
         optimizer = runtime.make_optimizer("adamw", 1e-2, engine)
-        for batch in runtime._batches(module.PIPELINE, options):
+        for batch in runtime._batches(module.PIPELINE, options)[1]:
             optimizer.zero_grad()
             engine.step(batch)
             optimizer.step()

@@ -189,7 +189,7 @@ _add(
     "f(16), f(16)",
     "f(4, 1, 8, 4), f(8, 4, 12)",
 )
-_add("dot", algebra.DOT, "f(3, 7), f(7)")
+_add("dot", algebra.DOT, "f(8), f(8)")
 _add(
     "einsum", algebra.EINSUM, "'bik,bjk->bij', [f(4, 8, 16), f(4, 12, 16)]", "'bhk,hkn->bhn', [f(4, 8, 4), f(8, 4, 12)]"
 )
