@@ -46,7 +46,12 @@ class RecomputingStages:
         every, stages = slice(None), range(problem.stages)
         unlimited = replace(problem, blocks=None, limits=np.full(problem.processes, np.inf))
         costs = StageCosts(unlimited, inside)
-        self.load = np.stack([costs.load(s, every, every) for s in stages])
+        self._least = np.stack([costs.load(s, every, every) for s in stages])
+        self._computing = self._least
+        if problem.hidden:
+            # What is computed again hides transfers too: only computing takes longer for it.
+            alone = StageCosts(replace(unlimited, transfer=np.zeros_like(problem.transfer)), inside)
+            self._computing = np.stack([alone.load(s, every, every) for s in stages])
         self.fill = np.stack([costs.fill(s, every, every) for s in stages])
         self.boundary_fill = costs.boundary_fill
         self._sharing = [len(problem.stages_of_process[p]) for p in problem.process]
@@ -58,12 +63,13 @@ class RecomputingStages:
             member[list(items), b] = 1.0
         count = inside.astype(float) @ member
         self._begun, self._ended = count > 0, count == member.sum(axis=0)
-        self._exact = ~(np.isfinite(self.load) & (self._excess > 0))
+        self._exact = ~(np.isfinite(self._least) & (self._excess > 0))
         self._added = np.stack([self._bound(s) for s in stages])
         possible = np.isfinite(self._added)
-        self.load[~possible] = np.inf
         added = np.where(possible, self._added, 0.0)
-        self.load += problem.repeat * np.array(self._sharing)[:, None, None] * added
+        repeats = problem.repeat * np.array(self._sharing)[:, None, None]
+        self.load = np.maximum(self._least, self._computing + repeats * added)
+        self.load[~possible] = np.inf
         self.fill += problem.fill_weight * added
 
     def _workspace(self) -> Floats:
@@ -150,9 +156,10 @@ class RecomputingStages:
             if pick is None:
                 self.load[at] = np.inf
             else:
-                more = float(again[pick].sum()) - self._added[at]
-                self.load[at] += self.problem.repeat * self._sharing[s] * more
-                self.fill[at] += self.problem.fill_weight * more
+                added = float(again[pick].sum())
+                computing = self._computing[at] + self.problem.repeat * self._sharing[s] * added
+                self.load[at] = max(self._least[at], computing)
+                self.fill[at] += self.problem.fill_weight * (added - self._added[at])
             self._exact[at] = changed = True
         return changed
 
