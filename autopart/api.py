@@ -241,14 +241,18 @@ def _measured(profile: Profile | Record | str | os.PathLike[str]) -> Profile | R
         raise UsageError(f"profile must be a profile, a record, or the file of one; not {type(profile).__name__}")
     text, where = read(profile), str(profile)
     schema = str(parse(text, where, "a profile or a record").get("schema"))
-    kind = schema.partition("/")[0]
-    if kind not in (RECORD_SCHEMA.partition("/")[0], PROFILE_SCHEMA.partition("/")[0]):
+    # Whatever its version: the reader refuses another one than its own.
+    readers: dict[str, Callable[[bytes, str], Profile | Record]] = {
+        PROFILE_SCHEMA.partition("/")[0]: Profile.from_json,
+        RECORD_SCHEMA.partition("/")[0]: Record.from_json,
+    }
+    reader = readers.get(schema.partition("/")[0])
+    if reader is None:
         raise InputFileError(
             f"{where}: neither a profile nor a record: its 'schema' is {short(schema)}",
             "Write one with `autopart profile`, or with `train.py --record`.",
         )
-    of_record = kind == RECORD_SCHEMA.partition("/")[0]
-    return Record.from_json(text, where) if of_record else Profile.from_json(text, where)
+    return reader(text, where)
 
 
 def _noted(graph: Graph, notes: Sequence[str]) -> Graph:

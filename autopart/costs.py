@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
+
+
+def added_up(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Name -> the sum of what the parts have under it."""
+    found: dict[str, float] = {}
+    for part in parts:
+        for name, value in part.items():
+            found[name] = found.get(name, 0.0) + value
+    return found
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def solve_fitting(graph: Graph, costs: Costs, cluster: Cluster, workload: Worklo
 def _check_runs(plan: Plan) -> None:
     """Refuse what torch's schedule will not run."""
     strategy = plan.strategy
-    if plan.mode == "inference" or strategy.stages == 1:
+    if plan.mode == "inference":
         return
     try:
         programs(strategy.schedule, strategy.stages, strategy.microbatches)

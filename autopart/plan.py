@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, TypeAdapter
 
 from autopart.errors import InputFileError
-from autopart.strict_json import STRICT, of_schema, parse, read, short, validated
+from autopart.strict_json import STRICT, document, read, short
 
 SCHEMA = "autopart-plan/3"
 
@@ -235,8 +235,8 @@ class Plan:
         Raises:
             InputFileError: It is not a plan of this version; the message names the key.
         """
-        data = of_schema(parse(text, where, "a plan"), SCHEMA, where, "Write the file anew with `autopart partition`.")
-        plan = validated(_adapter(), data, where)
+        hint = "Write the file anew with `autopart partition`."
+        plan = document(_adapter(), text, where, "a plan", SCHEMA, hint)
         _check(plan, where)
         return plan
 

@@ -19,7 +19,7 @@ from autopart.errors import InputFileError
 from autopart.plan import Plan
 from autopart.runtime.record import SCHEMA
 from autopart.runtime.schedules import SCHEDULES
-from autopart.strict_json import STRICT, of_schema, parse, read, short, validated
+from autopart.strict_json import STRICT, document, read, short
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Seconds = Annotated[float, Field(ge=0, le=1e12)]
@@ -184,8 +184,8 @@ class Record:
         Raises:
             InputFileError: It is not a record of this version; the message names the key.
         """
-        data = of_schema(parse(text, where, "a record"), SCHEMA, where, "Record anew, with a package of this version.")
-        record = validated(_adapter(), data, where)
+        hint = "Record anew, with a package of this version."
+        record = document(_adapter(), text, where, "a record", SCHEMA, hint)
         _check(record, where)
         return record
 

@@ -95,6 +95,11 @@ def validated(adapter: TypeAdapter[T], data: Any, where: str) -> T:
         raise InputFileError(f"{where}: key {key!r}: {first['msg']}") from None
 
 
+def document(adapter: TypeAdapter[T], text: str | bytes, where: str, what: str, schema: str, hint: str) -> T:
+    """A whole file of one schema as what `adapter` makes; see `parse`, `of_schema` and `validated`."""
+    return validated(adapter, of_schema(parse(text, where, what), schema, where, hint), where)
+
+
 def short(value: object) -> str:
     """A value as messages show it."""
     text = repr(value)

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from autopart.cluster import Cluster
 from autopart.graph import Graph
 from autopart.profiler.analytic import CUDA_BLOCK_BYTES
-from autopart.profiler.isolated import Call, Outcome, Result, TensorSpec
+from autopart.profiler.isolated import Call, Outcome, Result, Step, TensorSpec
 from autopart.profiler.kernels import Kernel
-from autopart.profiler.roofline import seconds
+from autopart.profiler.roofline import kernel_seconds
 from autopart.sharding import Edge, Layout, Program, R, Strategy, conversion, local_shape, results_of
 from autopart.sharding.operation import Operand, Operation, substitute
 from autopart.solver import usable_bytes
@@ -344,10 +344,17 @@ class Rules:
     def _work(self, outcome: Outcome) -> float:
         if id(outcome) not in self._seconds:
             parts = (outcome.work.forward, outcome.work.backward, outcome.work.backward_input)
-            forward, backward, backward_input = (seconds(p, self.device, self.tensor_link) for p in parts)
+            forward, backward, backward_input = map(self._steps_s, parts)
             self._seconds[id(outcome)] = forward + max(backward, backward_input)
         return self._seconds[id(outcome)]
 
     def _addition(self, spec: TensorSpec) -> float:
         kernel = Kernel("add_", "pointwise", spec.dtype, 0.0, 3.0 * spec.bytes)
-        return seconds((kernel,), self.device, self.tensor_link)
+        return self._steps_s((kernel,))
+
+    def _steps_s(self, steps: Iterable[Step]) -> float:
+        """Kernels on the device, exchanges on the link between ranks."""
+        return sum(
+            kernel_seconds(step, self.device) if isinstance(step, Kernel) else step.seconds(self.tensor_link)
+            for step in steps
+        )

@@ -23,7 +23,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from autopart.cluster import Cluster, Link
-from autopart.costs import Allocations, Costs, NodeAllocations, NodeMemory, NodeTime, SavedTensor
+from autopart.costs import Allocations, Costs, NodeAllocations, NodeMemory, NodeTime, SavedTensor, added_up
 from autopart.graph import Graph, StateEntry
 from autopart.profiler.call_times import CallTimes, Seconds
 from autopart.profiler.growth import Growth, batch_dependent, resized
@@ -418,11 +418,7 @@ class Walk:
 
 def _by_operator(own: Seconds, again: bool, added_s: float) -> Mapping[str, float]:
     """Seconds by operator, with a second forward, and with the gradients that are added up."""
-    found: dict[str, float] = dict(own.forward)
-    for part in (own.backward, own.forward if again else {}, {"add_": added_s} if added_s else {}):
-        for name, seconds in part.items():
-            found[name] = found.get(name, 0.0) + seconds
-    return found
+    return added_up([own.forward, own.backward, own.forward if again else {}, {"add_": added_s} if added_s else {}])
 
 
 def _numbers(values: Any) -> tuple[int, ...]:

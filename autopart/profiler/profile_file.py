@@ -23,7 +23,7 @@ from autopart.profiler.kernels import Kernel
 from autopart.profiler.measurement import Amount, Count, Measurement
 from autopart.profiler.profile_table import format_profile
 from autopart.profiler.roofline import DEFAULTS
-from autopart.strict_json import STRICT, of_schema, parse, read, validated
+from autopart.strict_json import STRICT, document, read
 
 SCHEMA = "autopart-profile/1"
 
@@ -168,8 +168,7 @@ class Profile:
             InputFileError: It is not a profile of this version; the message names the key.
         """
         hint = "Write the file anew with `autopart profile`."
-        data = of_schema(parse(text, where, "a profile"), SCHEMA, where, hint)
-        return validated(_adapter(), data, where)
+        return document(_adapter(), text, where, "a profile", SCHEMA, hint)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the file."""

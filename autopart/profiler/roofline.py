@@ -1,4 +1,4 @@
-"""Roofline: seconds of a kernel on a device; and of the steps of a node, some of which are collectives.
+"""Roofline: seconds of a kernel on a device.
 
     compute   = flops / (peak rate x of_rate)
     memory    = (bytes - cached) / (memory bandwidth x of_bandwidth) + cached / (memory bandwidth x of_cache)
@@ -14,13 +14,12 @@ they were fitted to measurements (`calibration`); else the defaults of its kind 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 
-from autopart.cluster import Device, Efficiency, Link
+from autopart.cluster import Device, Efficiency
 from autopart.profiler.kernels import Kernel
-from autopart.profiler.ranks import Exchange
 
 # Family -> fraction of the peak rate, fraction of the memory bandwidth.
 # Causal attention computes about half of the scores that torch's formula counts. Families with equal defaults are told
@@ -72,11 +71,6 @@ def kernel_seconds(kernel: Kernel, device: Device) -> float:
         memory_s += cached / (device.memory_bandwidth_bytes_per_s * curve.of_cache)
     execution_s = max(compute_s, memory_s) + curve.ramp_s
     return max(device.launch_s, execution_s) if device.kind == "cuda" else device.launch_s + execution_s
-
-
-def seconds(steps: Iterable[Kernel | Exchange], device: Device, link: Link) -> float:
-    """Predicted seconds of steps one after the other; the link is that between ranks that hold one model together."""
-    return sum(step.seconds(link) if isinstance(step, Exchange) else kernel_seconds(step, device) for step in steps)
 
 
 def peak_rate(device: Device, dtype: torch.dtype) -> float:

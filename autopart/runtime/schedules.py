@@ -33,6 +33,11 @@ SCHEDULES: dict[str, ScheduleInfo] = {
 }
 
 
+def processes_of_stages(schedule: str, stages: int) -> tuple[int, ...]:
+    """The process of each stage; one stage has one, whatever the schedule."""
+    return tuple(process_of_stage(s, stages, SCHEDULES[schedule]) for s in range(stages)) if stages > 1 else (0,)
+
+
 def process_of_stage(stage: int, stages: int, info: ScheduleInfo) -> int:
     """The process that holds `stage` of `stages`, spread over `stages / info.stages_per_process` processes."""
     processes = stages // info.stages_per_process

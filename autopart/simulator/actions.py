@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from autopart.runtime.schedules import SCHEDULES, process_of_stage
+from autopart.runtime.schedules import SCHEDULES, processes_of_stages
 
 Kind = Literal["F", "B", "I", "W"]
 
@@ -57,7 +57,7 @@ Program = tuple[Instruction, ...]
 
 @cache
 def programs(schedule: str, stages: int, microbatches: int) -> tuple[Program, ...]:
-    """The instructions of one training step, for each process.
+    """The instructions of one training step, for each process; of one stage, as it runs without a schedule.
 
     Args:
         schedule: A key of `autopart.runtime.schedules.SCHEDULES`.
@@ -66,11 +66,15 @@ def programs(schedule: str, stages: int, microbatches: int) -> tuple[Program, ..
     Raises:
         ValueError: The schedule cannot run so many stages or microbatches.
     """
+    if stages == 1:
+        kinds: tuple[Kind, ...] = ("F", "B")
+        return (tuple(Action(0, kind, number) for number in range(microbatches) for kind in kinds),)
     info = SCHEDULES[schedule]
     processes, rest = divmod(stages, info.stages_per_process)
     if rest:
         raise ValueError(f"schedule {schedule} puts {info.stages_per_process} stages on each process, not {stages}")
-    held = [[s for s in range(stages) if process_of_stage(s, stages, info) == p] for p in range(processes)]
+    homes = processes_of_stages(schedule, stages)
+    held = [[s for s in range(stages) if homes[s] == p] for p in range(processes)]
     notes = [_Notes() for _ in held]
     rows = [[_Stage(notes[p], s, stages, p, processes) for s in held[p]] for p in range(processes)]
     cls = getattr(torch_schedules, info.torch_name)

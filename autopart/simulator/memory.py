@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from autopart.costs import Allocations, Costs
 from autopart.graph import Graph, StateEntry
 from autopart.plan import Plan, StageMemory, Strategy
-from autopart.runtime.schedules import SCHEDULES, process_of_stage
+from autopart.runtime.schedules import processes_of_stages
 from autopart.simulator.actions import Action, actions
 from autopart.simulator.memory_pass import stage_pass
 from autopart.simulator.memory_stages import stage_programs
@@ -103,11 +103,8 @@ def plan_memory(
 
 def of_processes(strategy: Strategy, stages: Sequence[StageMemory]) -> tuple[ProcessMemory, ...]:
     """Memory of each process, from that of its stages."""
-    if strategy.stages == 1:
-        alone = tuple(Action(0, kind, m) for m in range(strategy.microbatches) for kind in ("F", "B"))  # type: ignore[arg-type]
-        return (ProcessMemory({0: stages[0]}, _trace(strategy, {0: stages[0]}, alone)),)
     orders = actions(strategy.schedule, strategy.stages, strategy.microbatches)
-    homes = _homes(strategy)
+    homes = processes_of_stages(strategy.schedule, strategy.stages)
     found = []
     for process, order in enumerate(orders):
         own = {s: stages[s] for s, home in enumerate(homes) if home == process}
@@ -119,12 +116,6 @@ def memory_of_plan(plan: Plan) -> tuple[ProcessMemory, ...]:
     """Memory of each process, from what a plan says of its stages; nothing where it does not."""
     stages = [stage.memory for stage in plan.per_stage if stage.memory is not None]
     return of_processes(plan.strategy, stages) if len(stages) == len(plan.per_stage) else ()
-
-
-def _homes(strategy: Strategy) -> list[int]:
-    """The process of each stage."""
-    info = SCHEDULES[strategy.schedule]
-    return [process_of_stage(s, strategy.stages, info) for s in range(strategy.stages)]
 
 
 def _batch_bytes(graph: Graph, allocations: Allocations, microbatches: int) -> int:
@@ -143,7 +134,7 @@ def _updates(
     optimizer: str,
 ) -> list[int]:
     """For each stage, what its process takes at once at the end of a step."""
-    homes = _homes(strategy) if strategy.stages > 1 else [0]
+    homes = processes_of_stages(strategy.schedule, strategy.stages)
     sizes = {entry.key: allocations.rounded(entry.bytes) for entry in graph.state.values()}
     read = {str(node.target) for node in graph.primary.graph.nodes if node.op == "get_attr" and node.users}
     found = []

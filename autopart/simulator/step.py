@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from autopart.cluster import Cluster
 from autopart.plan import Plan, StagePlan
-from autopart.runtime.schedules import SCHEDULES, process_of_stage
-from autopart.simulator.actions import Action, Kind, Message, Post, Program, Wait, programs
+from autopart.runtime.schedules import processes_of_stages
+from autopart.simulator.actions import Action, Message, Post, Program, Wait, programs
 from autopart.simulator.events import Timeline, replay
 from autopart.simulator.network import Network, Wire
 
@@ -57,15 +57,11 @@ class Step:
         return 1 + max(map(self.process, range(len(self.stages))))
 
     def process(self, stage: int) -> int:
-        """The process that holds a stage. One stage has one, whatever the schedule."""
-        count = len(self.stages)
-        return process_of_stage(stage, count, SCHEDULES[self.schedule]) if count > 1 else 0
+        """The process that holds a stage."""
+        return processes_of_stages(self.schedule, len(self.stages))[stage]
 
     def programs(self) -> tuple[Program, ...]:
         """What every process does, in order."""
-        if len(self.stages) == 1:
-            kinds: tuple[Kind, ...] = ("F", "B") if self.training else ("F",)
-            return (tuple(Action(0, kind, number) for number in range(self.microbatches) for kind in kinds),)
         if self.training:
             return programs(self.schedule, len(self.stages), self.microbatches)
         return tuple(self._forwards(process) for process in range(self.processes))

@@ -11,7 +11,7 @@ import numpy as np
 
 from autopart.blocks import spans
 from autopart.cluster import Cluster
-from autopart.costs import Costs, NodeTime
+from autopart.costs import Costs, added_up
 from autopart.graph import Graph
 from autopart.graph_signature import signature
 from autopart.plan import Plan, StagePlan, Strategy
@@ -140,7 +140,7 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
                 peak_memory_bytes=int(result.memory[process]),
                 memory_limit_bytes=int(problem.limits[process]),
                 backward_weight_s=sum(t.backward_weight_s for t in times) if training else 0.0,
-                operators=_by_operator(times),
+                operators=added_up(time.operators for time in times),
                 update_s=float(problem.update[s] @ result.held[s]),
                 sync_s=float(problem.sync[s] @ shared[s]),
                 sent_bytes=tuple(-(-memory.output_bytes // share) for memory, share in messages),
@@ -154,14 +154,6 @@ def _stages(choice: Choice, graph: Graph, costs: Costs, cluster: Cluster, result
             )
         )
     return tuple(stages)
-
-
-def _by_operator(times: Sequence[NodeTime]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for time in times:
-        for name, seconds in time.operators.items():
-            found[name] = found.get(name, 0.0) + seconds
-    return found
 
 
 def _recomputed_notes(lowered: Lowered, per_stage: Sequence[StagePlan], result: Score) -> list[str]:
@@ -182,7 +174,7 @@ def _recomputed_notes(lowered: Lowered, per_stage: Sequence[StagePlan], result: 
 
 
 def _shortened(notes: Sequence[str]) -> list[str]:
-    """The first of many notes."""
+    """The last of many notes, which sum the others up."""
     more = len(notes) - MOST_NOTES
     return list(notes) if more <= 0 else [*notes[-MOST_NOTES:], f"and {more} more operators were estimated"]
 

@@ -20,10 +20,11 @@ from torch import fx
 from autopart.cluster import Cluster, Device, Link
 from autopart.costs import Costs, NodeTime
 from autopart.graph import Graph
+from autopart.runtime.schedules import processes_of_stages
 from autopart.sharding import LocalGraph, alike
 from autopart.solver.crossing import sliced_s, whole_s
 from autopart.solver.offers import offered
-from autopart.solver.pipeline import IN_FLIGHT, fill_time, processes_of_stages, repeats
+from autopart.solver.pipeline import IN_FLIGHT, fill_time, repeats
 from autopart.solver.problem import Floats, Net, Problem
 from autopart.solver.stage_costs import memory_never_binds
 from autopart.workload import OPTIMIZER_STATES, Workload, update_bytes

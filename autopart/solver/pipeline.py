@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from autopart.costs import NodeTime
-from autopart.runtime.schedules import SCHEDULES, process_of_stage
+from autopart.runtime.schedules import SCHEDULES
 
 # Schedule -> microbatches whose activations stage s of S keeps at the same time, of m; upper bounds where a process has
 # two stages (its total there is within one microbatch of the engine's warm-up).
@@ -36,11 +36,6 @@ IN_FLIGHT: dict[str, Callable[[int, int, int], int]] = {
 def _interleaved(s: int, stages: int) -> int:
     lap, place = divmod(s, stages // 2)
     return stages // 2 if lap else stages - 2 * place
-
-
-def processes_of_stages(schedule: str, stages: int) -> tuple[int, ...]:
-    """Process of each stage."""
-    return tuple(process_of_stage(s, stages, SCHEDULES[schedule]) for s in range(stages))
 
 
 def repeats(schedule: str, microbatches: int) -> tuple[float, float]:

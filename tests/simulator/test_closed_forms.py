@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autopart.costs import NodeTime
-from autopart.runtime.schedules import SCHEDULES
+from autopart.runtime.schedules import SCHEDULES, processes_of_stages
 from autopart.simulator.network import Wire
 from autopart.simulator.step import StageWork, Step
-from autopart.solver.pipeline import fill_time, processes_of_stages, repeats
+from autopart.solver.pipeline import fill_time, repeats
 
 WHOLE = ["gpipe", "1f1b", "interleaved1f1b", "loopedbfs"]
 SPLIT = [name for name, info in SCHEDULES.items() if info.splits_backward]

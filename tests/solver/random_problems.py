@@ -5,7 +5,8 @@ import random
 
 import numpy as np
 
-from autopart.solver.pipeline import IN_FLIGHT, processes_of_stages, repeats
+from autopart.runtime.schedules import processes_of_stages
+from autopart.solver.pipeline import IN_FLIGHT, repeats
 from autopart.solver.problem import Blocks, Net, Problem
 
 
