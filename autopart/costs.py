@@ -75,6 +75,7 @@ class InputGradient:
         index: Of that result or storage. Gradients with one `index` share a storage.
         storage_bytes: Size of the storage that backward makes.
         view: Whether it is a view, to which autograd adds nothing in place.
+        contiguous: Whether it is sent as it is, with all of its storage; else a copy is.
     """
 
     tensor: int
@@ -83,6 +84,7 @@ class InputGradient:
     index: int
     storage_bytes: int
     view: bool
+    contiguous: bool = True
 
 
 @dataclass(frozen=True)

@@ -270,12 +270,12 @@ def _placed(gradients: dict[int, torch.Tensor | None], incoming: dict[int, int])
             continue
         storage = gradient.untyped_storage()
         size, view = gradient.numel() * gradient.element_size(), gradient._is_view()
-        result = incoming.get(storage._cdata)
+        result, contiguous = incoming.get(storage._cdata), gradient.is_contiguous()
         if result is not None:
-            found.append(InputGradient(tensor, size, "result", result, 0, view))
+            found.append(InputGradient(tensor, size, "result", result, 0, view, contiguous))
         else:
             index = made.setdefault(storage._cdata, len(made))
-            found.append(InputGradient(tensor, size, "new", index, storage.nbytes(), view))
+            found.append(InputGradient(tensor, size, "new", index, storage.nbytes(), view, contiguous))
     return tuple(found)
 
 

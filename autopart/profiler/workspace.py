@@ -19,6 +19,9 @@ aten = torch.ops.aten
 PLAIN_CHANNELS = 3
 """An image of so few channels is read as it is."""
 
+BLOCK = 16
+"""Channels that lie together in a blocked layout."""
+
 SMALL_IMAGE = 20480
 """Elements of one image up to which its columns are made, unless the kernel is large."""
 
@@ -41,13 +44,16 @@ def _convolution(
     result = aten.convolution.default(
         input, weight, bias, stride, padding, dilation, transposed, output_padding, groups
     )
-    output, point = _size(result), _single_point(weight)
     if not _by_onednn(input, weight, stride, dilation, groups):
-        return output + _columns(input, weight, result)
-    scratch = output if point and _half(input) else 0
+        return _size(result) + (_columns(result, weight, input) if transposed else _columns(input, weight, result))
+    blocked = _blocked(result)
     # A transposed one adds its bias in a third place.
-    after = (3 if transposed and bias is not None else 2) * output
-    return max(_copied(input) + _size(weight) + output + scratch, after)
+    after = blocked + (2 if transposed and bias is not None else 1) * _size(result)
+    if transposed:
+        scratch = _back_scratch(input, weight, result, stride)
+    else:
+        scratch = _sums(weight, result) + _chosen_points(input, weight, result, stride)
+    return max(_copied(input) + _weight(weight, groups) + blocked + scratch, after)
 
 
 def _convolution_backward(
@@ -63,19 +69,78 @@ def _convolution_backward(
     groups: int,
     output_mask: Sequence[bool],
 ) -> int:
-    """First the gradient of the input, then, beside it, that of the weight; each as in the forward pass.
-
-    Half precision adds the weight's gradient up in float32, and needs the input's a second time at a single point.
-    """
+    """First the gradient of the input, then, beside it, that of the weight; each as in the forward pass."""
     wanted, rest = output_mask[0], output_mask[1]
-    g, x, w = _size(gradient), _size(input), _size(weight)
+    x, w = _size(input), _size(weight)
+    fine, coarse = (gradient, input) if transposed else (input, gradient)
     if not _by_onednn(input, weight, stride, dilation, groups):
-        return x * wanted + w * rest + _columns(input, weight, gradient)
-    scratch = x if _single_point(weight) and _half(input) else 0
-    sums = weight.numel() * torch.float32.itemsize if _half(input) else 0
-    first = max(g + w + x + scratch, 2 * x) if wanted else 0
-    second = x * wanted + max(_copied(input) + g + w + sums, 2 * w) if rest else 0
+        return x * wanted + w * rest + _columns(fine, weight, coarse)
+    operands = _blocked(gradient) + _weight(weight, groups)
+    scratch = _sums(weight, input) if transposed else _back_scratch(gradient, weight, input, stride)
+    # One of fewer points is copied once more.
+    after = _blocked(input) + (2 if max(stride) > 1 and not transposed else 1) * x
+    first = max(operands + _blocked(input) + scratch, after) if wanted else 0
+    scratch = _weight_scratch(fine, coarse, weight, stride, padding, groups)
+    second = x * wanted + max(_copied(input) + operands + scratch, _weight(weight, groups) + w) if rest else 0
     return max(first, second)
+
+
+def _sums(weight: torch.Tensor, result: torch.Tensor) -> int:
+    """A single point in half precision is added up in float32, image by image."""
+    if not _single_point(weight) or not _half(result):
+        return 0
+    return _blocked(_one(result)) * torch.float32.itemsize // result.element_size()
+
+
+def _chosen_points(input: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, stride: Sequence[int]) -> int:
+    """The points of one image that a kernel of a single point reads, if these are not all."""
+    if not _single_point(weight) or max(stride) == 1:
+        return 0
+    return input.shape[1] * math.prod(result.shape[2:]) * input.element_size()
+
+
+def _back_scratch(gradient: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, stride: Sequence[int]) -> int:
+    """From few points to many: the few of one image are laid out once more."""
+    return _size(_one(gradient)) if max(stride) > 1 else _sums(weight, result)
+
+
+def _weight_scratch(
+    fine: torch.Tensor,
+    coarse: torch.Tensor,
+    weight: torch.Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    groups: int,
+) -> int:
+    """The gradient of a weight: half precision adds it up in float32, and multiplies pairs of neighbours in a row.
+
+    Args:
+        fine, coarse: The convolution's input and its result's gradient; of a transposed one the other way round.
+    """
+    chosen = _chosen_points(fine, weight, coarse, stride)
+    if not _half(fine):
+        return chosen
+    sums = _weight(weight, groups) * torch.float32.itemsize // weight.element_size()
+    if _single_point(weight) or _narrow(weight, groups):
+        return sums + chosen
+    step, wide = stride[-1], fine.shape[-1]
+    paired = _pairs(coarse, coarse.shape[-1])
+    if fine.shape[1] > PLAIN_CHANNELS:
+        paired += _pairs(fine, step * (_even(-(-wide // step) + _even(padding[-1] + 1))))
+    return sums + paired
+
+
+def _pairs(image: torch.Tensor, width: int) -> int:
+    """One image in rows of an even `width`."""
+    return _blocked(_one(image)) // image.shape[-1] * _even(width)
+
+
+def _even(width: int) -> int:
+    return width + width % 2
+
+
+def _one(batch: torch.Tensor) -> torch.Tensor:
+    return batch[:1]
 
 
 def _by_onednn(
@@ -88,12 +153,12 @@ def _by_onednn(
     return (spread or input.shape[0] >= SMALL_BATCH) and (groups > 1 or input.shape[0] > 1 or large)
 
 
-def _columns(input: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> int:
-    """The image with each point's neighbourhood written out; a single point needs none."""
+def _columns(fine: torch.Tensor, weight: torch.Tensor, coarse: torch.Tensor) -> int:
+    """The image of more points with each point's neighbourhood written out; a single point needs none."""
     if _single_point(weight):
         return 0
-    points = math.prod(result.shape[2:])
-    return input.shape[0] * input.shape[1] * math.prod(weight.shape[2:]) * points * input.element_size()
+    points = math.prod(coarse.shape[2:])
+    return fine.shape[0] * fine.shape[1] * math.prod(weight.shape[2:]) * points * fine.element_size()
 
 
 def _half(image: torch.Tensor) -> bool:
@@ -104,8 +169,27 @@ def _single_point(weight: torch.Tensor) -> bool:
     return math.prod(weight.shape[2:]) == 1
 
 
+def _narrow(weight: torch.Tensor, groups: int) -> bool:
+    return groups > 1 and weight.shape[1] < BLOCK
+
+
 def _copied(image: torch.Tensor) -> int:
-    return _size(image) if image.shape[1] > PLAIN_CHANNELS else 0
+    return _blocked(image) if image.shape[1] > PLAIN_CHANNELS else 0
+
+
+def _blocked(image: torch.Tensor) -> int:
+    return _size(image) // image.shape[1] * _whole_blocks(image.shape[1])
+
+
+def _weight(weight: torch.Tensor, groups: int) -> int:
+    results, inputs = weight.shape[:2]
+    if groups > 1 or inputs <= PLAIN_CHANNELS:
+        return _size(weight)
+    return _size(weight) // (results * inputs) * _whole_blocks(results) * _whole_blocks(inputs)
+
+
+def _whole_blocks(channels: int) -> int:
+    return -(-channels // BLOCK) * BLOCK
 
 
 def _size(tensor: torch.Tensor) -> int:

@@ -23,6 +23,7 @@ class Gradient:
 
     block: object
     view: bool
+    contiguous: bool = True
     uses: int = 0
 
 
@@ -70,12 +71,12 @@ class GradientFlow:
         passed: list[tuple[int, Gradient]] = []
         for gradient in node.gradients:
             if gradient.of == "new":
-                found = Gradient(made[gradient.index], gradient.view)
+                found = Gradient(made[gradient.index], gradient.view, gradient.contiguous)
                 heap.hold(found.block)
             elif gradient.index not in given:
                 continue
             elif gradient.view:
-                found = Gradient(given[gradient.index].block, True)
+                found = Gradient(given[gradient.index].block, True, gradient.contiguous)
                 heap.hold(found.block)
             else:
                 found = given[gradient.index]
@@ -114,7 +115,7 @@ class GradientFlow:
             self._let_go(new)
             return old
         self._numbers += 1
-        total = Gradient(("sum", self._numbers), False, 1)
+        total = Gradient(("sum", self._numbers), False, uses=1)
         heap.take(total.block, self._all.rounded(self._all.tensor_bytes[tensor]))
         heap.hold(total.block)
         self._let_go(old)
@@ -135,15 +136,26 @@ class GradientFlow:
         self._let_go(gradient)
 
     def end(self) -> BackwardPass:
-        """The gradients of what was received are sent back: as they are, or copied where something else holds them."""
-        returned = 0
-        for tensor in self._received:
-            gradient = self._waiting.get(tensor)
-            if gradient is None:
-                continue
-            size = self._all.rounded(self._all.tensor_bytes[tensor])
-            returned += size
-            if gradient.block not in self._heap.sizes or gradient.uses > 1 or self._heap.holders[gradient.block] > 1:
-                self._numbers += 1
-                self._heap.take(("returned", self._numbers), size)
+        """The gradients of what was received are sent back, views with all of their storage.
+
+        The gate of the boundary makes them contiguous, all at once. Then what something else holds is copied.
+        """
+        found = {t: self._waiting[t] for t in self._received if t in self._waiting}
+        scattered = {t: gradient for t, gradient in found.items() if not gradient.contiguous}
+        for tensor in scattered:
+            found[tensor] = self._copy(tensor)
+        for gradient in scattered.values():
+            self._let_go(gradient)
+        for tensor, gradient in found.items():
+            if gradient.block not in self._heap.sizes or gradient.uses > 1:
+                found[tensor] = self._copy(tensor)
+                self._let_go(gradient)
+        returned = sum(self._heap.sizes[block] for block in {gradient.block for gradient in found.values()})
         return BackwardPass(self._heap.peak, self._kept, returned)
+
+    def _copy(self, tensor: int) -> Gradient:
+        self._numbers += 1
+        copy = Gradient(("returned", self._numbers), view=False, uses=1)
+        self._heap.take(copy.block, self._all.rounded(self._all.tensor_bytes[tensor]))
+        self._heap.hold(copy.block)
+        return copy

@@ -62,6 +62,22 @@ class Joined(nn.Module):
         return torch.cat(maps, 1).mean()
 
 
+class Skipped(nn.Module):
+    """A feature map that is joined to one made from it, as in a U-Net: its gradient is part of a larger one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fine = nn.Sequential(nn.Conv2d(3, 32, 3, padding=1), nn.Tanh(), nn.Conv2d(32, 32, 3, padding=1))
+        self.coarse = nn.Conv2d(32, 64, 3, padding=1, stride=2)
+        self.mixed = nn.Sequential(nn.ConvTranspose2d(64, 96, 2, stride=2), nn.Tanh())
+        self.last = nn.Conv2d(128, 4, 3, padding=1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        skip = self.fine(image)
+        x = self.mixed(torch.tanh(self.coarse(skip)))
+        return self.last(torch.cat([skip, x], 1)).square().mean()
+
+
 class Summed(nn.Module):
     """A table that is looked up three times: each gives it a new gradient."""
 
@@ -103,6 +119,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "joined": (Joined, lambda: torch.randn(2 * MICROBATCHES, 3, 48, 48)),
     "layers": (lambda: Tied(100), lambda: torch.randint(100, (4 * MICROBATCHES, 64))),
     "checkpointed": (lambda: Tied(100, again=True), lambda: torch.randint(100, (4 * MICROBATCHES, 64))),
+    "skipped": (Skipped, lambda: torch.randn(MICROBATCHES, 3, 64, 64)),
     "summed": (Summed, lambda: torch.randint(19_999, (MICROBATCHES, 16))),
     "passed": (Passed, lambda: torch.randn(MICROBATCHES, 16)),
     "autocast": (Autocast, lambda: torch.randn(1024 * MICROBATCHES, 512)),
@@ -247,3 +264,25 @@ def test_each_process_of_a_pipeline_takes_what_is_predicted(
     plan.emit(tmp_path / "package")
     measured = pool.run(2, package_peak, str(tmp_path / "package"), schedule, MICROBATCHES)
     assert predicted(plan) == [pytest.approx(peak, rel=TOLERANCE) for peak in measured]
+
+
+def joined_in_the_second_stage(plan: Partition) -> Partition:
+    """The plan of `Skipped` with the first stage up to the coarse map, which crosses with the skip."""
+    calls = [node.name for node in plan.graph.primary.calls]
+    first = calls[: next(i for i, name in enumerate(calls) if name.startswith("conv_transpose"))]
+    assignment = {name: int(name not in first) for name in calls}
+    return dataclasses.replace(plan, assignment=assignment)
+
+
+def copied_before_they_are_sent(node: Any) -> Any:
+    return dataclasses.replace(
+        node, gradients=tuple(dataclasses.replace(g, contiguous=not g.view) for g in node.gradients)
+    )
+
+
+def test_a_gradient_that_is_sent_back_keeps_the_storage_it_is_a_view_of(pool: Pool, tmp_path: Path) -> None:
+    plan = joined_in_the_second_stage(planned("skipped", 2))
+    plan.emit(tmp_path / "package")
+    measured = pool.run(2, package_peak, str(tmp_path / "package"), "1f1b", MICROBATCHES)
+    assert predicted(plan) == [pytest.approx(peak, rel=TOLERANCE) for peak in measured]
+    assert predicted(changed(plan, copied_before_they_are_sent))[1] != pytest.approx(measured[1], rel=TOLERANCE)
