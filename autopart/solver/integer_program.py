@@ -31,9 +31,9 @@ Constraints
     (9) a[k,s] <= x[v,s]                    for the items v of block k             `_add_blocks`
    (10) objective <= cap                    only plans better than the best known  `solve_program`
 
-Integers: times are counted in cap / 10^7, bytes in limit / 10^7, every coefficient rounded down and every right side
-up. So the program is a relaxation, by about one part in 10^4 for a thousand items: its bound is a bound of the problem,
-and its assignments are valued and checked in floats by `score`.
+Integers: times are counted in cap / 10^7, bytes in limit / 10^7 (coarser where that would overflow), every coefficient
+rounded down and every right side up. So the program is a relaxation, by about one part in 10^4 for a thousand items:
+its bound is a bound of the problem, and its assignments are valued and checked in floats by `score`.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ from autopart.solver.windows import windows
 Linear = cp_model.LinearExpr | int
 
 RESOLUTION = 10_000_000
+# A cap or a limit of less than this share of what all items take together is counted as that: integers end at 10^18.
+LEAST_SHARE = 1e-6
 WORKSPACE_LEVELS = 12
 
 
@@ -110,7 +112,8 @@ class _Program:
     def __init__(self, problem: Problem, cap: float | None, scale: float) -> None:
         self.problem = problem
         self.model = cp_model.CpModel()
-        self.unit = max(scale, 1e-12) / RESOLUTION  # a step of no time at all still needs a unit
+        # A step of no time at all still needs a unit.
+        self.unit = max(scale, LEAST_SHARE * ceiling(problem), 1e-12) / RESOLUTION
         self.last = problem.stages - 1
         self.y = self._windowed(cap)
         self._add_order()
@@ -294,7 +297,8 @@ class _Program:
         for p, own in enumerate(problem.stages_of_process):
             if memory_never_binds(problem, p):
                 continue
-            unit = max(float(problem.limits[p]), 1.0) / RESOLUTION
+            limit = float(problem.limits[p])
+            unit = max(limit, LEAST_SHARE * _most_bytes(problem), 1.0) / RESOLUTION
 
             def units(values: Floats, variables: Iterable[Linear], unit: float = unit) -> list[Linear]:
                 return [math.floor(c / unit) * x for c, x in zip(values, variables, strict=True) if c >= unit]
@@ -315,7 +319,7 @@ class _Program:
                     terms += [-math.ceil(size / unit) * a for size, a in spared]
                 again = [[self.again[s][k] for s in own] for k in range(len(problem.blocks.items))]
                 terms += self._largest(problem.blocks.peak, again, unit)
-            model.add(sum(terms) <= RESOLUTION + 1)
+            model.add(sum(terms) <= math.ceil(limit / unit) + 1)
 
     def _largest(self, size: Floats, chosen: list[list[Linear]], unit: float) -> list[Linear]:
         """The largest size, in units, of the entries of which any variable is 1, by levels."""
@@ -332,11 +336,19 @@ class _Program:
 
 
 def ceiling(problem: Problem) -> float:
-    """No load is larger than this: everything on one process, every net crossing on both its sides."""
-    work = problem.repeat * float(problem.work.max(axis=0).sum() + 2 * problem.transfer.sum() + problem.touch.sum())
+    """No step takes longer: everything on one process at its slowest, every net crossing everywhere."""
+    relayed, touched = float(problem.transfer.sum()), float(problem.touch.sum())
+    work = problem.repeat * (float(problem.work.max(axis=0).sum()) + 2 * relayed + touched)
+    fill = problem.fill_weight * (float(problem.fill.max(axis=0).sum()) + relayed)
     if problem.blocks is not None:
-        work += problem.repeat * float(problem.blocks.again.sum())
-    return work + float(problem.update.sum() + problem.sync.sum())
+        work += (problem.repeat + problem.fill_weight) * float(problem.blocks.again.sum())
+    return work + fill + float(problem.update.sum() + problem.sync.sum())
+
+
+def _most_bytes(problem: Problem) -> float:
+    """No process holds more than this for each of its stages."""
+    tables = (problem.saved.max(axis=0), problem.workspace, problem.state_bytes, problem.send, problem.receive)
+    return float(sum(table.sum() for table in tables))
 
 
 def workspace_levels(workspace: Floats) -> list[tuple[float, float]]:

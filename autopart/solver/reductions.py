@@ -111,7 +111,8 @@ def _merged_nets(problem: Problem, new: list[int]) -> dict[Net, list[int]]:
     for pins in sorted(orders & direct.keys()):
         orders.remove(pins)
         direct[pins] = (Net(pins[0], pins[1:]), direct[pins][1])
-    merged.update(direct.values())
+    for net, group in direct.values():
+        merged.setdefault(net, []).extend(group)  # a relayed net may have the same pins
     for producer, later in _unimplied(orders, merged, max(new, default=-1) + 1).items():
         merged[Net(producer, tuple(later))] = []
     return merged

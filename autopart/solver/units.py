@@ -23,6 +23,8 @@ Number = TypeVar("Number", np.int64, np.float64)
 
 # Steps of a load, and of a memory limit.
 RESOLUTION = 100_000_000
+# Nothing counts as more: far above any limit, and sums of it are no overflow.
+MOST = 10.0**13
 WORKSPACE_LEVELS = 12
 
 
@@ -93,7 +95,7 @@ def in_units(problem: Problem, load: float, up: bool) -> Units:
     rounded = np.ceil if up else np.floor
 
     def counted(table: Floats, unit: float) -> Integers:
-        return np.asarray(rounded(table / unit)).astype(np.int64)
+        return np.minimum(rounded(table / unit), MOST).astype(np.int64)
 
     relays = [
         n
@@ -159,4 +161,4 @@ def _levels(workspace: Floats, byte: float, up: bool) -> Iterable[tuple[tuple[in
         reach = workspace > below if up else workspace >= level
         steps = (math.ceil(level / byte) - math.ceil(below / byte)) if up else math.floor((level - below) / byte)
         if steps:
-            yield tuple(int(v) for v in np.flatnonzero(reach)), steps
+            yield tuple(int(v) for v in np.flatnonzero(reach)), min(steps, int(MOST))

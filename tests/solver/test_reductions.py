@@ -83,6 +83,19 @@ def test_the_random_problems_do_fold(travel, least):
     assert folded >= least
 
 
+def test_a_relayed_net_and_a_direct_one_of_the_same_pins_keep_both_costs():
+    problem = _foldable(0, "direct", items=3)
+    nets = (Net(0, (1,)), Net(1, (2,)), Net(0, (1,)))
+    relayed, direct = np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 2.0])
+    between = np.tile(relayed, (problem.stages - 1, 1))
+    touch = np.tile(direct, (problem.stages, 1))
+    problem = dataclasses.replace(problem, nets=nets, transfer=between, send=between, receive=between, touch=touch)
+    reduced, _ = condense(problem, [])
+    stage = (0, 1, 1)
+    for got, expected in zip(value_and_memory(reduced, stage), value_and_memory(problem, stage), strict=True):
+        assert got == pytest.approx(expected)
+
+
 def test_stages_that_must_hold_an_item_are_not_emptied():
     problem = dataclasses.replace(_foldable(3, "direct"), idle=False)
     assert fold(problem)[0] is problem
