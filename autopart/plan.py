@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter
 
-from autopart.errors import InputFileError
-from autopart.strict_json import STRICT, document, read, short
+from autopart.plan_check import check_plan
+from autopart.strict_json import STRICT, document, read
 
 SCHEMA = "autopart-plan/3"
 
@@ -237,7 +237,7 @@ class Plan:
         """
         hint = "Write the file anew with `autopart partition`."
         plan = document(_adapter(), text, where, "a plan", SCHEMA, hint)
-        _check(plan, where)
+        check_plan(plan, where)
         return plan
 
     @classmethod
@@ -253,46 +253,3 @@ def _adapter() -> TypeAdapter[Plan]:
 
 def _plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else asdict(value)
-
-
-def _check(plan: Plan, where: str) -> None:
-    """What types cannot say: counts and seconds are not negative, and the stages are those of the strategy."""
-    for key, value in _numbers("", {f.name: getattr(plan, f.name) for f in fields(Plan) if f.name != "cluster"}):
-        if value < 0:
-            raise InputFileError(f"{where}: key {short(key)} must not be negative, and is {value}")
-    stages = plan.strategy.stages
-    if stages < 1 or len(plan.per_stage) != stages:
-        raise InputFileError(
-            f"{where}: key 'per_stage' has {len(plan.per_stage)} stages, 'strategy.stages' is {stages}"
-        )
-    again = [label for placed in plan.per_stage for label in placed.recomputed]
-    if len(set(again)) < len(again):
-        twice = next(label for i, label in enumerate(again) if label in again[:i])
-        raise InputFileError(f"{where}: key 'per_stage': block {short(twice)} stands twice under 'recomputed'")
-    if again and plan.mode == "inference":
-        raise InputFileError(f"{where}: key 'per_stage': blocks are recomputed in training only")
-    tensor = plan.strategy.tensor
-    for number, placed in enumerate(plan.per_stage):
-        if len(set(placed.devices)) != len(placed.devices) or len(placed.devices) != tensor:
-            raise InputFileError(
-                f"{where}: key 'per_stage.{number}.devices' must be {tensor} different devices, one for each tensor "
-                f"rank, and is {list(placed.devices)}"
-            )
-    if (tensor > 1) != (plan.layouts is not None):
-        raise InputFileError(f"{where}: key 'layouts' does not fit 'strategy.tensor', {tensor}")
-    for node, stage in plan.assignment.items():
-        if stage >= stages:
-            raise InputFileError(f"{where}: key {short('assignment.' + node)} is stage {stage} of {stages}")
-
-
-def _numbers(key: str, value: Any) -> Iterator[tuple[str, float]]:
-    if isinstance(value, (int, float)):
-        yield key, value
-    elif isinstance(value, Mapping):
-        for name, child in value.items():
-            yield from _numbers(f"{key}.{name}".lstrip("."), child)
-    elif isinstance(value, tuple):
-        for i, child in enumerate(value):
-            yield from _numbers(f"{key}.{i}", child)
-    elif is_dataclass(value):
-        yield from _numbers(key, {f.name: getattr(value, f.name) for f in fields(value)})

@@ -6,8 +6,19 @@ import random
 
 import pytest
 
+from autopart.cluster import Cluster
 from autopart.errors import InputFileError
-from autopart.plan import SCHEMA, Baseline, BlockLayout, Layouts, Plan, StagePlan, Strategy
+from autopart.plan import (
+    SCHEMA,
+    Baseline,
+    BlockLayout,
+    Layouts,
+    MicrobatchMemory,
+    Plan,
+    StageMemory,
+    StagePlan,
+    Strategy,
+)
 
 
 def make_plan(**changes):
@@ -29,7 +40,7 @@ def make_plan(**changes):
         "granularity": "block",
         "optimizer": "adamw",
         "dtype": "float32",
-        "cluster": {"devices": [{"name": "A100-80G", "memory_bytes": 85899345920}], "nodes": [0, 0]},
+        "cluster": Cluster.parse("4xA100-80G").to_data(),
         "alternatives": {"operator": 9.25},
         "seconds": {"solve": 1.5},
         "notes": ("a note",),
@@ -135,6 +146,40 @@ def test_a_wrong_value_inside_a_stage_is_named_with_its_path():
     data = json.loads(make_plan().to_json())
     data["per_stage"][1]["nodes"] = "three"
     assert "per_stage.1.nodes" in refused(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "named"),
+    [
+        ("strategy.schedule", "2f2b", "schedule"),
+        ("strategy.microbatches", 0, "microbatches"),
+        ("strategy.microbatches", 2**63, "microbatches"),
+        ("per_stage.1.devices", [4], "per_stage.1.devices"),
+        ("per_stage.1.devices", [2**70], "per_stage.1.devices"),
+        ("per_stage.0.sent_bytes", [10**400], "per_stage.0.sent_bytes.0"),
+        ("per_stage.0.forward_s", 1e308, "per_stage.0.forward_s"),
+        ("per_stage.0.backward_weight_s", 1.5, "per_stage.0.backward_weight_s"),
+        ("cluster.nodes", [0], "cluster"),
+        ("cluster", {}, "cluster"),
+    ],
+)
+def test_what_cannot_be_a_plan_of_its_cluster_and_schedule_is_refused(place, value, named):
+    data = json.loads(make_plan().to_json())
+    *path, last = place.split(".")
+    at = data
+    for key in path:
+        at = at[int(key) if key.isdecimal() else key]
+    at[last] = value
+    assert named in refused(json.dumps(data))
+
+
+def test_memory_of_a_step_of_training_is_in_no_plan_for_inference():
+    microbatch = MicrobatchMemory(1, 0, 1, 1, 1, 1, 0)
+    first, second = make_plan().per_stage
+    first = dataclasses.replace(first, memory=StageMemory(1, 0, 1, 1, 0, 0, 0, 1, microbatch))
+    plan = make_plan(per_stage=(first, second))
+    assert Plan.from_json(plan.to_json()) == plan
+    assert "per_stage.0.memory" in refused(dataclasses.replace(plan, mode="inference").to_json())
 
 
 @pytest.mark.parametrize("token", ["NaN", "Infinity", "-Infinity", "1e999"])

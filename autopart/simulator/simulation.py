@@ -8,6 +8,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from autopart.errors import UsageError
 from autopart.plan import Plan
 from autopart.simulator.events import Timeline
 from autopart.simulator.memory import memory_of_plan
@@ -117,7 +118,14 @@ def simulate(plan: Plan) -> Simulation:
 
     Args:
         plan: Its seconds and bytes are taken as they stand.
+
+    Raises:
+        UsageError: The plan's schedule cannot run its stages and microbatches.
     """
     step = step_of_plan(plan)
-    timeline = step.replay()
+    try:
+        timeline = step.replay()
+    except ValueError as error:
+        asked = f"{step.microbatches} microbatches in {len(step.stages)} stages"
+        raise UsageError(f"schedule {step.schedule} cannot run {asked}: {error}") from error
     return Simulation(plan, step, timeline, memory_tracks(timeline, memory_of_plan(plan)))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from autopart.cluster import Cluster
 from autopart.codegen import emit
 from autopart.graph import Graph
 from autopart.plan import Plan, StagePlan, Strategy
@@ -40,7 +41,7 @@ def make_plan(graph: Graph, assignment: Mapping[str, int], stages: int) -> Plan:
         granularity="operator",
         optimizer="sgd",
         dtype="float32",
-        cluster={},
+        cluster=Cluster.parse("CPU").to_data(),
     )
 
 
