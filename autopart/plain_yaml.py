@@ -8,7 +8,8 @@ from typing import Any
 
 import yaml
 
-from autopart.errors import InputFileError, UsageError
+from autopart.errors import InputFileError
+from autopart.new_file import write_new
 
 MAX_FILE_BYTES = 1_000_000
 
@@ -78,11 +79,4 @@ def write_new_yaml(path: Path, data: Mapping[str, Any], comment: str) -> None:
     """
     text = yaml.dump(dict(data), Dumper=_PlainDumper, sort_keys=False)
     head = "".join(f"# {line}\n" for line in comment.splitlines())
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(head + text)
-    except FileExistsError:
-        hint = "Name another file, or remove that one first."
-        raise UsageError(f"there is a file '{path}' already", hint) from None
-    except OSError as error:
-        raise UsageError(f"cannot write '{path}': {error.strerror}") from None
+    write_new(path, head + text)

@@ -14,7 +14,7 @@ from autopart.strict_json import short
 if TYPE_CHECKING:
     from autopart.plan import Plan
 
-LARGEST = 10**18
+LARGEST = 10**60
 """Of seconds, bytes and counts: sums and products of a few such numbers stay finite."""
 MOST_MICROBATCHES = 2**20
 

@@ -11,6 +11,7 @@ import typer
 
 from autopart.cli.options import SETTINGS, Json, app
 from autopart.cli.output import say, show, working
+from autopart.errors import UsageError
 
 if TYPE_CHECKING:
     from autopart.profiler.calibration import Calibration
@@ -41,6 +42,9 @@ def calibrate_command(
         measured_on = same_device(read)
         cluster = Cluster.parse(device or measured_on.name)
         base = cluster.devices[0]
+        if base.kind != measured_on.kind:
+            reason = f"and {base.name} is {_KINDS[base.kind]}: its peaks say nothing about these times"
+            raise UsageError(f"the profiles are of {_KINDS[measured_on.kind]}, {reason}")
         samples = samples_of(read)
         threads = f", {measured_on.threads} threads" if measured_on.threads else ""
         source = (
@@ -58,6 +62,7 @@ def calibrate_command(
     show(json.dumps(_data(found), indent=1) if as_json else format_calibration(found))
 
 
+_KINDS = {"cpu": "a CPU", "cuda": "a GPU"}
 _LINKS = ("intra_node", "inter_node")
 _COMMENT = "A device with fitted efficiency curves; `machines` is one of it, for you to edit."
 

@@ -21,22 +21,19 @@ def write(path: Path, text: str) -> None:
 
 
 def check_new(path: Path | None) -> None:
-    """Refuse, before any work is done, a file that `write_new` could not write."""
+    """Refuse, before any work is done, a file that `autopart.new_file.write_new` could not write."""
     if path is None:
         return
-    if os.path.lexists(path):
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # a name that is too long, say
+        raise UsageError(f"cannot write '{path}': {error.strerror}") from error
+    else:
         raise UsageError(f"there is a file '{path}' already", "Name another file, or remove that one first.")
     if not os.access(path.parent, os.W_OK | os.X_OK):
         raise UsageError(f"cannot write '{path}': '{path.parent}' is no folder that can be written to")
-
-
-def write_new(path: Path, text: str) -> None:
-    """Write a file that the user named and that is not there yet."""
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise UsageError(f"cannot write '{path}': {error.strerror}") from error
 
 
 def show(text: str) -> None:

@@ -10,7 +10,7 @@ import typer
 from autopart.cli.links import profile_links
 from autopart.cli.models import load_model
 from autopart.cli.options import SETTINGS, Dtype, GlobalBatch, Json, Mode, app
-from autopart.cli.output import check_new, say, show, working, write_new
+from autopart.cli.output import check_new, say, show, working
 from autopart.errors import UsageError
 
 
@@ -36,6 +36,8 @@ def profile_command(
     """Time every distinct operator of a model, forward and backward. Interrupted, it goes on where it stopped."""
     if sum((model is not None, diff is not None, links)) != 1:
         raise UsageError("profile takes a MODEL, or --diff BEFORE AFTER, or --links", "See: autopart profile --help")
+    if diff is not None and out is not None:
+        raise UsageError("--diff writes no file: leave --out out, or send what it prints to a file")
     if links:
         profile_links(out, as_json)
     elif diff is not None:
@@ -63,6 +65,7 @@ def _profile(
 
         from autopart.api import as_dtype
         from autopart.inputs import find_inputs
+        from autopart.new_file import write_new
         from autopart.profiler.operators import profile
         from autopart.profiler.this_machine import check_device
         from autopart.tracer import find_batch, trace

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autopart.cli.options import SETTINGS, Json, app
-from autopart.cli.output import check_new, say, show, working, write_new
+from autopart.cli.output import check_new, say, show, working
 
 
 @app.command("simulate", no_args_is_help=True, context_settings=SETTINGS)
@@ -22,6 +22,7 @@ def simulate_command(
     """Replay a step of a plan, event by event, under the schedule that will really run."""
     check_new(trace)
     with working():
+        from autopart.new_file import write_new
         from autopart.plan import Plan
         from autopart.simulator import simulate
         from autopart.simulator.trace import trace_json

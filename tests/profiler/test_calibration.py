@@ -205,3 +205,11 @@ def test_a_curve_that_is_none_is_refused(tmp_path: Path, curve: str) -> None:
     path.write_text(f"devices: {{D: {{base: T4, efficiency: {{matmul: {curve}}}}}}}\nmachines: [{{gpus: [D]}}]")
     with pytest.raises(InputFileError, match=r"devices\.D\.efficiency\.matmul"):
         Cluster.parse(str(path))
+
+
+def test_the_peaks_of_a_gpu_are_not_fitted_to_times_of_a_cpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a_profile().save(tmp_path / "p.json")
+    assert main(["calibrate", str(tmp_path / "p.json"), "--device", "A100-80G"]) == UsageError.exit_status
+    assert "peaks say nothing" in capsys.readouterr().err

@@ -307,6 +307,9 @@ def test_an_interrupted_command_keeps_what_it_measured(
     assert len(files(folder)) == 1
 
 
-@pytest.mark.parametrize("arguments", [["profile", "zoo:unet", "--links"], ["profile", "--json"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [["profile", "zoo:unet", "--links"], ["profile", "--json"], ["profile", "--diff", "a", "b", "--out", "c"]],
+)
 def test_one_thing_is_profiled(arguments: list[str]) -> None:
     assert main(arguments) == UsageError.exit_status
