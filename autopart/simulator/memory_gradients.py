@@ -67,7 +67,7 @@ class GradientFlow:
             if gradient.of == "new" and gradient.index not in made:
                 self._numbers += 1
                 made[gradient.index] = ("gradient", self._numbers)
-                heap.take(made[gradient.index], self._all.rounded(gradient.storage_bytes))
+                heap.leave(made[gradient.index], self._all.rounded(gradient.storage_bytes))
         passed: list[tuple[int, Gradient]] = []
         for gradient in node.gradients:
             if gradient.of == "new":
@@ -86,6 +86,7 @@ class GradientFlow:
             self._let_go(gone)
         for block in saved:
             heap.drop(block)
+        heap.reach(0)
         for tensor, found in passed:
             self._arrive(tensor, found)
 

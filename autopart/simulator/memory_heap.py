@@ -17,9 +17,13 @@ class Heap:
 
     def take(self, block: object, size: int) -> None:
         """A new block, held by nothing yet."""
+        self.leave(block, size)
+        self.peak = max(self.peak, self.live)
+
+    def leave(self, block: object, size: int) -> None:
+        """A new block that a node leaves behind, of which `reach` has told when it was made."""
         self.sizes[block] = size
         self.live += size
-        self.peak = max(self.peak, self.live)
 
     def hold(self, block: object) -> None:
         self.holders[block] += 1

@@ -23,6 +23,7 @@ from autopart.codegen import recomputable
 from autopart.profiler import kernels
 from autopart.simulator.memory import plan_memory
 from autopart.simulator.memory_gradients import GradientFlow
+from autopart.simulator.memory_heap import Heap
 
 MICROBATCHES = 4
 TOLERANCE = 0.005
@@ -114,6 +115,18 @@ class Autocast(nn.Module):
             return x.float().square().mean()
 
 
+class Converted(nn.Module):
+    """One large weight under autocast: its copy goes before its gradient is converted back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(256, 256), nn.Linear(256, 20_000, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return self.head(self.first(x)).mean()
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "tied": (lambda: Tied(20_000), lambda: torch.randint(20_000, (MICROBATCHES, 16))),
     "joined": (Joined, lambda: torch.randn(2 * MICROBATCHES, 3, 48, 48)),
@@ -123,11 +136,12 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "summed": (Summed, lambda: torch.randint(19_999, (MICROBATCHES, 16))),
     "passed": (Passed, lambda: torch.randn(MICROBATCHES, 16)),
     "autocast": (Autocast, lambda: torch.randn(1024 * MICROBATCHES, 512)),
+    "converted": (Converted, lambda: torch.randn(64 * MICROBATCHES, 256)),
 }
 
 
 # Where the optimizer would take more than what is looked at.
-PLAIN = {"summed", "passed"}
+PLAIN = {"summed", "passed", "converted"}
 
 
 def optimizer_of(case: str) -> str:
@@ -206,11 +220,12 @@ def changed(plan: Partition, change: Callable[[Any], Any]) -> Partition:
 
 def new_storages(node: Any) -> Any:
     """Gradients that are passed through are copies."""
+    copied = sum(g.bytes for g in node.gradients if g.of == "result")
     gradients = tuple(
         dataclasses.replace(g, of="new", index=100 + i, storage_bytes=g.bytes) if g.of == "result" else g
         for i, g in enumerate(node.gradients)
     )
-    return dataclasses.replace(node, gradients=gradients)
+    return dataclasses.replace(node, gradients=gradients, backward_bytes=node.backward_bytes + copied)
 
 
 @pytest.mark.parametrize(("case", "rule"), [("tied", always_in_place), ("summed", never_in_place)])
@@ -223,6 +238,18 @@ def test_where_gradients_are_added_in_place_matters(case: str, rule: Any, monkey
 def test_gradients_that_are_passed_through_matter() -> None:
     plan = changed(planned("passed"), new_storages)
     assert predicted(plan, "sgd")[0] != pytest.approx(eager_peak("passed"), rel=TOLERANCE)
+
+
+def taken(self: Heap, block: object, size: int) -> None:
+    self.sizes[block] = size
+    self.live += size
+    self.peak = max(self.peak, self.live)
+
+
+def test_where_gradients_are_made_before_what_was_saved_goes_matters(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan, peak = planned("converted"), eager_peak("converted")
+    monkeypatch.setattr(Heap, "leave", taken)
+    assert predicted(plan, optimizer_of("converted"))[0] != pytest.approx(peak, rel=TOLERANCE)
 
 
 def test_what_kernels_take_for_themselves_matters(monkeypatch: pytest.MonkeyPatch) -> None:
