@@ -91,17 +91,29 @@ class _Growth:
     work: Sequence[float]
 
     def sets(self, start: int, free: int, most: float) -> Iterator[tuple[int, float]]:
-        """Every set of `start` and some of the `free` items with at most `most` work, by size, and its work."""
+        """Every set of `start` and some of the `free` items with at most `most` work, by size, and its work.
+
+        Each as soon as it is found: who has enough of them stops before a wide graph's next size fills the memory.
+        """
         needed = [bits & ~(1 << v) for v, bits in enumerate(self.needed)]
-        ready = tuple(v for v in range(len(needed)) if free >> v & 1 and not needed[v] & ~start)
-        level = {start: (sum(w for v, w in enumerate(self.work) if start >> v & 1), ready)}
+        ready = sum(1 << v for v in members(free) if not needed[v] & ~start)
+        level = {start: (sum(self.work[v] for v in members(start)), ready)}
+        yield start, level[start][0]
         while level:
-            larger: dict[int, tuple[float, tuple[int, ...]]] = {}
+            larger: dict[int, tuple[float, int]] = {}
             for bits, (work, ready) in level.items():
-                yield bits, work
-                for v in ready:
+                for v in members(ready):
                     grown = bits | 1 << v
                     if grown not in larger and work + self.work[v] <= most:
-                        freed = tuple(w for w in self.freed[v] if free >> w & 1 and not needed[w] & ~grown)
-                        larger[grown] = work + self.work[v], tuple(w for w in ready if w != v) + freed
+                        freed = sum(1 << w for w in self.freed[v] if free >> w & 1 and not needed[w] & ~grown)
+                        larger[grown] = work + self.work[v], ready & ~(1 << v) | freed
+                        yield grown, work + self.work[v]
             level = larger
+
+
+def members(bits: int) -> Iterator[int]:
+    """The items of a bit set."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -117,6 +118,16 @@ def test_the_down_sets_of_parallel_chains_are_all_there(branches, length):
     assert not found[0].any() and found[-1].all()
     assert all(row[net.producer] or not row[r] for row in found for net in nets for r in net.readers)
     assert down_sets(problem, len(found) - 1) is None
+
+
+def test_a_wide_graph_is_given_up_before_its_down_sets_fill_the_memory():
+    leaves = 300  # 44,850 pairs of them
+    star = _plain([Net(0, tuple(range(1, leaves + 1)))], leaves + 1, 2)
+    tracemalloc.start()
+    assert down_sets(star, 2000) is None
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 * 2**20
 
 
 def test_it_says_when_its_work_ends_instead_of_answering():
