@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _on_terminate)
     try:
         result = typer.main.get_command(app).main(arguments, prog_name="autopart", standalone_mode=False)
+        if result == INTERRUPTED_STATUS:  # what typer makes of Ctrl-C, without a word
+            raise KeyboardInterrupt
         return result if isinstance(result, int) else 0
     except TyperException as error:
         message = error.format_message()

@@ -290,7 +290,7 @@ def test_the_command_profiles_and_writes(folder: Path, tmp_path: Path, capsys: p
 
 
 def test_an_interrupted_command_keeps_what_it_measured(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source = tmp_path / "mine.py"
     source.write_text("import torch\n\n\ndef make():\n    return torch.nn.Linear(8, 4), (torch.randn(8, 8),)\n")
@@ -303,8 +303,10 @@ def test_an_interrupted_command_keeps_what_it_measured(
         return true(self, call, ranks)
 
     monkeypatch.setattr(Meter, "measure", stopping)
-    assert main(["profile", f"{source}:make", "--device", "cpu"]) == 130
+    assert main(["profile", f"{source}:make", "--device", "cpu", "--json"]) == 130
     assert len(files(folder)) == 1
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["error"]["code"] == "interrupted" and "error: interrupted" in printed.err
 
 
 @pytest.mark.parametrize(
