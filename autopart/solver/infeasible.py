@@ -6,6 +6,7 @@ What is named is constructive: a change is only proposed after a plan that fits 
 from __future__ import annotations
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 
@@ -18,6 +19,7 @@ from autopart.graph import Graph
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver.granularity import block_groups
 from autopart.solver.lowering import RESERVE_SHARE, Lowered, lower
+from autopart.solver.pipeline import IN_FLIGHT
 from autopart.solver.problem import Problem
 from autopart.solver.reductions import condense
 from autopart.solver.score import score
@@ -45,11 +47,12 @@ def explain(
         message += "; " + _worst(problem, factor, deadline)
         memory = max(d.memory_bytes for d in cluster.devices[: problem.processes])
         changes.append(
-            f"{format_bytes(memory * factor)} of memory on each device (of which {RESERVE_SHARE:.0%} is kept free)"
+            f"{_rounded_up(memory * factor)} of memory on each device (of which {RESERVE_SHARE:.0%} is kept free)"
         )
     count = _devices_needed(graph, costs, cluster, workload, deadline)
     if count is not None:
-        changes.append(f"{count} devices of this kind")
+        per_process = SCHEDULES[workload.schedule].stages_per_process
+        changes.append(f"{count} devices of this kind, in {count * per_process} stages")
     rows = _rows_that_fit(problem, workload, deadline)
     if rows is not None:
         changes.append(f"microbatches of {rows} rows instead of {workload.microbatch_size}")
@@ -84,10 +87,11 @@ def _least(enough: Callable[[float], bool], low: float, high: float, precision: 
 
 def _worst(problem: Problem, factor: float, deadline: float) -> str:
     """The device that lacks most in the least demanding plan found."""
-    plan, _ = first_plan(_with_memory(problem, factor), np.inf, deadline)
+    larger = _with_memory(problem, factor)
+    plan, _ = first_plan(larger, np.inf, deadline)
     if plan is None:
         return "the time limit was reached before the least demanding split was found"
-    result = score(problem, plan)
+    result = score(larger, plan)
     worst = int((result.memory - problem.limits).argmax())
     need, limit = result.memory[worst], problem.limits[worst]
     stages = ", ".join(str(s) for s in problem.stages_of_process[worst])
@@ -102,9 +106,12 @@ def _devices_needed(graph: Graph, costs: Costs, cluster: Cluster, workload: Work
     if not _alike(cluster):
         return None
     per_process = SCHEDULES[workload.schedule].stages_per_process
+    # torch's 1F1B fills the pipeline with a microbatch for each stage.
+    filled = workload.schedule == "1f1b" and workload.mode == "training"
+    most = min(MOST, workload.microbatches) if filled else MOST
     count = len(cluster.devices)
-    while count < MOST:
-        count = min(MOST, max(count + 1, count * 5 // 4))
+    while count < most:
+        count = min(most, max(count + 1, count * 5 // 4))
         more = Cluster((cluster.devices[0],) * count, (0,) * count, cluster.inter_node, cluster.inter_node)
         lowered = lower(graph, costs, more, workload, count * per_process)
         problem = _between_blocks(graph, lowered)
@@ -116,21 +123,38 @@ def _devices_needed(graph: Graph, costs: Costs, cluster: Cluster, workload: Work
 
 
 def _rows_that_fit(problem: Problem, workload: Workload, deadline: float) -> int | None:
-    """Half the rows, a quarter, ...: everything but the state shrinks with them."""
+    """Half the rows, a quarter, ... in more microbatches of the same batch."""
     rows = workload.microbatch_size
-    while rows > 1:
+    while rows % 2 == 0:
         rows //= 2
-        share = rows / workload.microbatch_size
-        smaller = dataclasses.replace(
-            problem,
-            saved=problem.saved * share,
-            workspace=problem.workspace * share,
-            send=problem.send * share,
-            receive=problem.receive * share,
-        )
-        if _fits(smaller, deadline):
+        if _fits(_with_rows(problem, workload, rows), deadline):
             return rows
     return None
+
+
+def _with_rows(problem: Problem, workload: Workload, rows: int) -> Problem:
+    """The problem with the batch in microbatches of so many rows: all that a microbatch keeps shrinks with them.
+
+    But there are more of them, and more in flight: what is sent is kept for as many as before, in all, at most.
+    """
+    share, flying = rows / workload.microbatch_size, IN_FLIGHT[workload.schedule]
+    before, after, stages = workload.microbatches, workload.global_batch // rows, problem.stages
+    kept = np.array([[share * flying(after, s, stages) / flying(before, s, stages)] for s in range(stages)])
+    blocks = problem.blocks
+    if blocks is not None:
+        blocks = dataclasses.replace(blocks, spared=blocks.spared * kept, peak=blocks.peak * share)
+    return dataclasses.replace(
+        problem,
+        saved=problem.saved * kept,
+        workspace=problem.workspace * share,
+        receive=problem.receive * share * (after + 1) / (before + 1),
+        blocks=blocks,
+    )
+
+
+def _rounded_up(size: float) -> str:
+    """With two digits, and no less than the size."""
+    return format_bytes(math.ceil(size / 2**30 * 100) / 100 * 2**30)
 
 
 def _states(problem: Problem) -> str:
