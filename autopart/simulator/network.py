@@ -9,7 +9,8 @@ The model of a process group, as gloo and NCCL do it:
   of a transfer is the bandwidth of its link over the number of transfers at its busier end.
 - *Held senders.* Where the host copies, a send whose receipt is posted already is copied by the thread that posts it,
   which goes on when its bytes have moved (see `events`).
-- A message arrives its link's latency after its last byte, once for each of its tensors; latency occupies nothing.
+- A message arrives its link's latency after its last byte, once for each of its tensors, and never before one that went
+  ahead of it on its connection; latency occupies nothing.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class Network:
     def __init__(self, wire: Callable[[int, int], Wire], by_host: bool) -> None:
         self._wire, self.by_host = wire, by_host
         self._queues: dict[Pair, deque[_Moving]] = {}
+        self._reached_s: dict[Pair, float] = {}
         self._now = 0.0
 
     def start(self, message: Message, source: int, target: int, sizes: Sequence[float], now: float) -> None:
@@ -89,6 +91,7 @@ class Network:
                 del self._queues[source, target]
             # What has no tensors has the token, which holds the stages together (see `autopart.runtime.boundary`).
             arrival = now + self._wire(source, target).latency_s * max(1, len(moved.sizes))
+            arrival = self._reached_s[source, target] = max(arrival, self._reached_s.get((source, target), 0.0))
             finished.append(Transfer(moved.message, source, target, sum(moved.sizes), moved.start_s, arrival))
         return finished
 

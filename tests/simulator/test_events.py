@@ -91,6 +91,13 @@ def test_every_tensor_of_a_message_costs_latency():
     assert replay(ends, lambda a: 0.0, lambda m: [5.0, 5.0, 10.0], network(0.5, 10.0)).step_s == 3.5
 
 
+def test_a_message_of_few_tensors_does_not_overtake_the_one_before_it():
+    small = Message(2, 3, 0)
+    ends = [(Post(1, (FORWARD, small), ()), Wait(1)), (Post(1, (), (FORWARD, small)), Wait(1))]
+    timeline = replay(ends, lambda a: 0.0, lambda m: [10.0] * (3 if m == FORWARD else 1), network(5.0, 10.0))
+    assert {t.message: t.end_s for t in timeline.transfers} == {FORWARD: 18.0, small: 18.0}
+
+
 def test_a_process_computes_while_a_message_it_does_not_wait_for_moves():
     sender = (Post(1, (FORWARD,), ()), Action(0, "F", 1), Wait(1))
     timeline = replay([sender, (Post(1, (), (FORWARD,)), Wait(1))], lambda a: 3.0, lambda m: [10.0], network(0.0, 10.0))

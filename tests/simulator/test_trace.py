@@ -91,3 +91,16 @@ def test_slices_are_the_seconds_of_the_simulation_in_microseconds():
     computed = [e for e in document["traceEvents"] if e["ph"] == "X" and e["pid"] == 0 and e["tid"] == 0]
     assert [e["ts"] for e in computed] == [e.start_s * 1e6 for e in simulation.timeline.of(0)]
     assert max(e["ts"] + e["dur"] for e in computed) <= simulation.step_s * 1e6 * (1 + 1e-12)
+
+
+def test_messages_of_different_boundaries_between_two_processes_have_slices_one_after_the_other():
+    """Between the stages of both processes: gradients come back in three tensors, or in one, and one latency each."""
+    times = {"forward_s": 0.1, "backward_s": 0.1}
+    sizes = zip((1, 1, 0, 0), (0, 1, 3, 0), strict=True)
+    stages = [
+        stage_of(s % 2, sent_bytes=(1,) * sent, returned_bytes=(1,) * returned, **times)
+        for s, (sent, returned) in enumerate(sizes)
+    ]
+    plan = plan_of(stages, "interleaved1f1b", 4, latency_s=1.0, bandwidth=100.0)
+    for event in json.loads(trace_json(autopart.simulate(plan)))["traceEvents"]:
+        assert event.get("dur", 0) >= 0
