@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -84,11 +84,11 @@ class _Calls:
 def _calls(walk: Walk) -> _Calls:
     found = _Calls({}, {}, Counter(), [])
 
-    def add(call: Call, work: Work, times: int = 1) -> None:
+    def add(call: Call, work: Work) -> None:
         key = key_of(call, walk.ranks)
         found.calls.setdefault(key, call)
         found.works.setdefault(key, work)
-        found.counts[key] += times
+        found.counts[key] += 1
 
     for name, outcome in walk.outcomes.items():
         call = walk.calls.get(name)
@@ -97,7 +97,9 @@ def _calls(walk: Walk) -> _Calls:
         elif any(isinstance(step, Exchange) for step in (*outcome.work.forward, *outcome.work.backward)):
             found.left.append(f"{name} exchanges data between ranks and has no entry.")
         else:
-            add(call, outcome.work, 2 if name in walk.runs_again else 1)
+            add(call, outcome.work)
+            if name in walk.runs_again:  # what backward computes again has run before, without autograd
+                add(replace(call, grad=False), Work(outcome.work.forward))
     for sums in (walk.sums, walk.weight_sums):
         for specs in sums.values():
             for spec in specs:

@@ -11,6 +11,7 @@ import torch
 from examples import EXAMPLES, traced
 from test_measured_keys import call, spec
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import autopart
 from autopart.cluster import Cluster
@@ -292,6 +293,28 @@ def test_formula_and_plan_agree() -> None:
         assert again.times["CPU"][name].forward_s == pytest.approx(time.forward_s)
         assert again.times["CPU"][name].backward_s == pytest.approx(time.backward_s)
     assert again.source == "analytic"
+
+
+def test_what_is_computed_again_runs_forward_twice_and_backward_once() -> None:
+    block = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block, self.last = block, nn.Linear(8, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.last(checkpoint(self.block, x, use_reentrant=False))
+
+    graph = trace(Checkpointed(), (torch.randn(6, 8),), check=False)
+    found = profile(graph, "cpu", how="analytic")
+    times = costs_of(graph, CPU).times["CPU"].values()
+    whole = sum(time.forward_s + time.backward_s for time in times)
+    assert sum(entry.seconds for entry in found.entries.values()) == pytest.approx(whole)
+    (gelu,) = (entry for key, entry in found.entries.items() if "gelu" in key and key.endswith(" grad"))
+    (alone,) = (entry for key, entry in found.entries.items() if "gelu" in key and not key.endswith(" grad"))
+    assert (gelu.count, alone.count) == (1, 1) and gelu.time.backward_input_s > 0
+    assert alone.time.backward_input_s == alone.time.backward_weight_s == 0
 
 
 def test_the_table_has_a_row_for_each_kind_of_operator() -> None:
