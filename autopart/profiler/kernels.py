@@ -151,6 +151,8 @@ FAMILIES_OF: dict[str, str] = {
     "var": "reduction",
     "var_mean": "reduction",
     "embedding": "gather",
+    "_embedding_bag": "gather",
+    "_embedding_bag_forward_only": "gather",
     "embedding_dense_backward": "gather",
     "index": "gather",
     "index_select": "gather",
@@ -163,6 +165,9 @@ FAMILIES_OF: dict[str, str] = {
 
 # These read only the rows that they return, not the whole of their first argument.
 READS_ROWS = {"embedding", "index", "index_select", "gather", "_unsafe_index", "nll_loss_forward"}
+
+# These read the rows of their first argument that their second one names, and return sums of them.
+READS_BAGS = {"_embedding_bag", "_embedding_bag_forward_only"}
 
 # These change the rows that they are given, not the whole of their first argument.
 WRITES_ROWS = {"index_put_", "_index_put_impl_", "index_add_"}
@@ -270,17 +275,20 @@ def _kernel(func: Any, args: Any, kwargs: Any, result: Any, outputs: list[torch.
     inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if name in READS_ROWS:
         moved = [*inputs[1:], *outputs, *outputs]
+    elif name in READS_BAGS:
+        moved = [*inputs[1:], *outputs]
     elif name in WRITES_ROWS:
         moved = [*inputs[1:], *inputs[1:]]
     else:
         moved = [*{id(tensor): tensor for tensor in inputs}.values(), *outputs]
+    bags = math.prod(inputs[0].shape[1:]) * inputs[0].element_size() * inputs[1].numel() if name in READS_BAGS else 0
     floating = [tensor.dtype for tensor in (*outputs, *inputs) if tensor.dtype.is_floating_point and tensor.dim()]
     return Kernel(
         name=name,
         family=_family(name, args, kwargs, func),
         dtype=min(floating, key=lambda dtype: dtype.itemsize) if floating else torch.float32,
         flops=float(_flops(packet, args, kwargs, result)),
-        bytes=float(sum(tensor_bytes(tensor) for tensor in moved)),
+        bytes=float(bags + sum(tensor_bytes(tensor) for tensor in moved)),
     )
 
 

@@ -98,8 +98,19 @@ def _positive(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Gener
     return _shares(shape, dtype, generator) + 0.5
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device=generator.device)
+def _positive_definite(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+    """Hermitian matrices whose diagonal outweighs the rest."""
+    half = torch.rand(shape, dtype=dtype, device=generator.device, generator=generator)
+    return half + half.mH + 4 * shape[-1] * torch.eye(shape[-1], dtype=dtype, device=generator.device)
+
+
+def _group_starts(rows: int) -> Fill:
+    """Where equal groups of rows begin."""
+
+    def fill(shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
+        return (torch.arange(shape[0], device=generator.device) * rows // shape[0]).to(dtype)
+
+    return fill
 
 
 def _group_ends(rows: int) -> Fill:
@@ -133,7 +144,7 @@ def _classes(given: Given) -> Fills:
 
 def _table_rows(given: Given) -> Fills:
     yield "indices", _below(given["weight"].shape[0])
-    yield "offsets", _zeros
+    yield "offsets", _group_starts(torch.Size(given["indices"].shape).numel())
 
 
 def _grouped(given: Given) -> Fills:
@@ -158,6 +169,7 @@ OPERATORS: dict[str, Callable[[Given], Fills]] = {
     "take": lambda given: iter([("index", _below(torch.Size(given["self"].shape).numel()))]),
     "one_hot": lambda given: iter([("self", _below(given["num_classes"]))]),
     "_grouped_mm": _grouped,
+    **dict.fromkeys(("cholesky", "linalg_cholesky", "linalg_cholesky_ex"), _named(self=_positive_definite)),
     "bernoulli": _named(self=_shares),
     "multinomial": _named(self=_shares),
     "binary_cross_entropy": _named(self=_shares, target=_shares),

@@ -162,6 +162,17 @@ def test_groups_end_in_order_at_the_last_row() -> None:
     assert real_inputs(made, CPU, 0).leaves[2].tolist() == [16, 32, 48, 64]
 
 
+def test_bags_begin_in_order_and_are_equal() -> None:
+    whole = spec(12, dtype=torch.long), spec(4, dtype=torch.long)
+    assert real_inputs(call(aten.embedding_bag.default, spec(9, 3), *whole), CPU, 0).leaves[2].tolist() == [0, 3, 6, 9]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
+def test_what_is_factored_has_a_factor(dtype: torch.dtype) -> None:
+    (matrices,) = real_inputs(call(aten.linalg_cholesky.default, spec(8, 40, 40, dtype=dtype)), CPU, 0).leaves
+    assert torch.linalg.cholesky_ex(matrices.detach()).info.eq(0).all()
+
+
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())
 def test_any_strides_are_made(shape: list[int], data: st.DataObject) -> None:
     """Of dimensions in any order, with gaps, or without extent of their own."""

@@ -108,6 +108,10 @@ def test_bytes_are_what_a_kernel_must_read_and_write() -> None:
     ids = tensor(5, requires_grad=False, dtype=torch.int64)
     (lookup,) = run(aten.embedding.default, tensor(1000, 8, weight=True, requires_grad=False), ids).work.forward
     assert lookup.bytes == 5 * 8 + 2 * 5 * 8 * 4  # the rows, not the table
+    table, ids = tensor(1000, 8, weight=True, requires_grad=False), tensor(20, requires_grad=False, dtype=torch.int64)
+    starts = tensor(4, requires_grad=False, dtype=torch.int64)
+    bags, *_ = run(aten.embedding_bag.default, table, ids, starts).work.forward
+    assert 20 * 8 * 4 <= bags.bytes < 1000 * 8 * 4 / 10
 
 
 @pytest.mark.parametrize("groups", [1, 4, 16])
