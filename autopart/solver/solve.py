@@ -15,7 +15,7 @@ from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver.bounds import simple_bound
 from autopart.solver.describe import Choice, describe
-from autopart.solver.device_orders import device_orders
+from autopart.solver.device_orders import Order, device_orders
 from autopart.solver.granularity import Granularity, block_groups
 from autopart.solver.infeasible import explain
 from autopart.solver.lowering import Lowered, lower
@@ -128,14 +128,15 @@ def first_value(
     stages: int,
     granularity: str = "auto",
     to_beat: float = inf,
+    order: Sequence[int] | None = None,
 ) -> float:
-    """Step time of a first plan with this many stages, found in a moment.
+    """Step time of a first plan with this many stages, found in a moment; on the first devices of the order given.
 
     Returns:
         Infinity where no plan was found, or none can be faster than `to_beat`. Cuts fall between blocks where there are
         enough of them, unless `granularity` is "operator".
     """
-    lowered = lower(graph, costs, cluster, workload, stages)
+    lowered = lower(graph, costs, cluster, workload, stages, order)
     if simple_bound(lowered.problem) >= to_beat:
         return inf
     operators = condense(lowered.problem, lowered.groups)[0]
@@ -183,14 +184,19 @@ class _Request:
                 reasons[most] = str(error).partition("\n")[0]
         if most < places:
             choice = choice.noting(self._used(most, reasons[places]))
-        count, value = min(
-            ((c, self._first(c, choice.value)) for c in range(most - per_process, 0, -per_process)),
-            key=lambda p: p[1],
-            default=(0, inf),
-        )
-        if value >= choice.value * (1 - self.tolerance):
+        count, value = 0, choice.value * (1 - self.tolerance)
+        for fewer in range(most - per_process, 0, -per_process):
+            found = self._first(fewer, value)
+            if found < value:
+                count, value = fewer, found
+        if not count:
             return choice
-        other = self.best(count, time_limit_s * SIDE_SHARE)
+        try:
+            other = self.best(count, time_limit_s * SIDE_SHARE)
+        except (LimitError, _DoesNotFit):
+            return choice
+        if other.value >= choice.value:
+            return choice
         reason = f"with {most} stages the step is predicted to take {choice.value:.4g} s instead of {other.value:.4g} s"
         return other.noting(self._used(count, reason))
 
@@ -200,7 +206,16 @@ class _Request:
         return f"{count // per_process} of {len(self.cluster)} {what} are used: {reason}"
 
     def _first(self, stages: int, to_beat: float) -> float:
-        return first_value(self.graph, self.costs, self.cluster, self.workload, stages, self.granularity, to_beat)
+        """Step time of the fastest first plan with so many stages, on any devices; `to_beat` if none is faster."""
+        for order in self._orders(stages):
+            value = first_value(
+                self.graph, self.costs, self.cluster, self.workload, stages, self.granularity, to_beat, order
+            )
+            to_beat = min(to_beat, value)
+        return to_beat
+
+    def _orders(self, stages: int) -> list[Order]:
+        return device_orders(self.cluster, stages // SCHEDULES[self.workload.schedule].stages_per_process)
 
     def best(self, stages: int, time_limit_s: float) -> Choice:
         """The plan with exactly this many stages, cut as the granularity says."""
@@ -222,7 +237,7 @@ class _Request:
 
     def _shapes(self, stages: int) -> list[Lowered]:
         """The problem for each order of the devices; more than one only where they are not alike."""
-        orders = device_orders(self.cluster)
+        orders = self._orders(stages)
         return [lower(self.graph, self.costs, self.cluster, self.workload, stages, order) for order in orders]
 
     def _search(

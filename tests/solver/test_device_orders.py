@@ -42,6 +42,23 @@ def test_equal_devices_have_one_order_and_machines_stay_together():
     assert len(device_orders(Cluster.parse("A100-80G,T4,V100-32G,L4,H100-80G"))) == 24
 
 
+def test_orders_that_differ_only_behind_the_devices_used_are_one():
+    mixed = Cluster.parse("A100-80G,T4,V100-32G,L4,H100-80G,T4,T4,T4,A100-40G")
+    assert {mixed.devices[order[0]].name for order in device_orders(mixed, 1)} == {d.name for d in mixed.devices}
+    assert len(device_orders(mixed, 1)) == 6
+    assert all(sorted(order) == list(range(9)) for order in device_orders(mixed, 2))
+
+
+def test_one_fast_device_is_used_alone_wherever_it_stands():
+    cluster = Cluster.parse("A100-80G,T4,H100-80G")
+    slow = dataclasses.replace(cluster.inter_node, latency_s=1e-2, bandwidth_bytes_per_s=1e8)
+    apart = dataclasses.replace(cluster, nodes=(0, 1, 2), inter_node=slow)
+    plan = planned(apart, stages="auto", microbatches=1)
+    alone = planned(Cluster.parse("H100-80G"), microbatches=1)
+    assert plan.strategy.stages == 1 and plan.per_stage[0].devices == (2,)
+    assert plan.step_time_s == pytest.approx(alone.step_time_s)
+
+
 @pytest.mark.parametrize("gpus", ["T4,A100-80G,T4", "T4,A100-80G"])
 def test_the_best_order_is_found(gpus):
     cluster = Cluster.parse(gpus)
