@@ -25,22 +25,27 @@ from autopart.solver.reductions import condense
 from autopart.solver.stage_costs import memory_never_binds
 
 
-def fold(problem: Problem) -> tuple[Problem, list[int]]:
+def fold(problem: Problem) -> tuple[Problem, list[int], list[int]]:
     """Unite items with neighbours while that keeps the optimum.
 
     Nothing changes where stages must not be empty, or blocks may be computed again.
 
     Returns:
-        The smaller problem, and for each old item the new one.
+        The smaller problem, for each old item the new one, and for each new item the old one whose stage it takes: a
+        plan that moves there with all that is united costs no more.
     """
     new = list(range(problem.items))
+    kept = list(range(problem.items))
     while problem.idle and problem.blocks is None and problem.stages > 1:
         pairs = _apart(_Folds(problem))
         if not pairs:
             break
         problem, united = condense(problem, pairs)
         new = [united[v] for v in new]
-    return problem, new
+        moved = {item for item, _ in pairs}
+        stays = {united[v]: old for v, old in enumerate(kept) if v not in moved}
+        kept = [stays[v] for v in range(problem.items)]
+    return problem, new, kept
 
 
 def _apart(folds: _Folds) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ from ortools.sat.python import cp_model
 
 from autopart.solver.passing import Payer, fewer, payer
 from autopart.solver.problem import Problem, membership
-from autopart.solver.segment import Boundary, Linear, Segment, fixed, quiet_solver
+from autopart.solver.segment import Boundary, Linear, Segment, fixed, largest, quiet_solver
 from autopart.solver.units import RESOLUTION, Span, in_units
 from autopart.solver.windows import windows
 
@@ -225,7 +225,11 @@ class Frontiers:
         solver.parameters.absolute_gap_limit = ACCURACY * RESOLUTION
         status = solver.solve(segment.model)
         self.spent += solver.response_proto.deterministic_time
-        return None if status == cp_model.INFEASIBLE else int(np.floor(solver.best_objective_bound + 0.5))
+        if status == cp_model.INFEASIBLE:
+            return None
+        if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+            return int(np.floor(solver.best_objective_bound + 0.5))
+        return largest(segment.model)  # stopped before it had a bound, where CP-SAT reports 0
 
     def _let_pass(self) -> bool:
         """Find the nets that may pass the last stage followed with profit; whether there are any."""

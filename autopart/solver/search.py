@@ -134,14 +134,17 @@ def search(
         if name in without:
             continue
         if answer.value < narrowed_at:
-            small, united = _narrowed(small, united, answer.value, without)
             narrowed_at = answer.value
+            small, united, answer = _narrowed(small, united, answer, without)
         if layer is _first_plans and small.items == problem.items:
             continue  # they would be the same again
-        answer = _spread(layer(small, _gathered(answer, united), budget), united)
+        answer = layer(small, answer, budget)
     if answer.open(tolerance):
         answer = dataclasses.replace(answer, stopped_by="time limit" if budget.left <= 0 else "work limit")
-    return _spread(_evened(small, _gathered(answer, united), tolerance), united)
+    answer = _evened(small, answer, tolerance)
+    if answer.assignment is None:
+        return answer
+    return dataclasses.replace(answer, assignment=tuple(answer.assignment[item] for item in united))
 
 
 def search_any(
@@ -203,29 +206,20 @@ def _through(
 
 
 def _narrowed(
-    problem: Problem, united: Sequence[int], cap: float, without: Collection[str]
-) -> tuple[Problem, list[int]]:
-    """The problem after all narrowings under a cap, and what each original item is united to."""
+    problem: Problem, united: Sequence[int], answer: Answer, without: Collection[str]
+) -> tuple[Problem, list[int], Answer]:
+    """The problem after all narrowings under the answer's value, what each original item is united to, and the answer.
+
+    Folding may move items of the known plan, so that is valued anew.
+    """
     for name, narrow in NARROWINGS.items():
         if name not in without:
-            problem, new = narrow(problem, cap)
+            problem, new, kept = narrow(problem, answer.value)
             united = [new[item] for item in united]
-    return problem, list(united)
-
-
-def _gathered(answer: Answer, united: Sequence[int]) -> Answer:
-    """An answer for items as one for what they were united to."""
-    if answer.assignment is None:
-        return answer
-    stage = dict(zip(united, answer.assignment, strict=True))
-    return dataclasses.replace(answer, assignment=tuple(stage[item] for item in range(len(stage))))
-
-
-def _spread(answer: Answer, united: Sequence[int]) -> Answer:
-    """And back."""
-    if answer.assignment is None:
-        return answer
-    return dataclasses.replace(answer, assignment=tuple(answer.assignment[item] for item in united))
+            if answer.assignment is not None:
+                assignment = tuple(answer.assignment[item] for item in kept)
+                answer = dataclasses.replace(answer, assignment=assignment, value=score(problem, assignment).step_s)
+    return problem, list(united), answer
 
 
 def _even_shares(problem: Problem, answer: Answer, budget: Budget) -> Answer:
@@ -328,9 +322,9 @@ FIRST: dict[str, Layer] = {
     "even shares": _even_shares,
     "first plans": _first_plans,
 }
-NARROWINGS: dict[str, Callable[[Problem, float], tuple[Problem, list[int]]]] = {
+NARROWINGS: dict[str, Callable[[Problem, float], tuple[Problem, list[int], list[int]]]] = {
     "fixed stages": unite_fixed,
-    "folding": lambda problem, _: fold(problem),
+    "folding": lambda problem, cap: fold(problem),
 }
 DEEP: dict[str, Layer] = {
     "more plans": _first_plans,

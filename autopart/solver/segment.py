@@ -278,3 +278,9 @@ def quiet_solver(work_limit: float, deadline: float = math.inf) -> cp_model.CpSo
     solver.parameters.random_seed = 0
     solver.parameters.max_deterministic_time = work_limit
     return solver
+
+
+def largest(model: cp_model.CpModel) -> int:
+    """The objective that is maximised if each of its variables, all of them flags, is free."""
+    objective = model.proto.objective  # CP-SAT minimises its negative
+    return sum(max(0, -c) for c in objective.coeffs) - int(objective.offset)

@@ -31,18 +31,20 @@ def windows(problem: Problem, cap: float) -> tuple[list[int], list[int]]:
     return earliest.tolist(), latest.tolist()
 
 
-def unite_fixed(problem: Problem, cap: float) -> tuple[Problem, list[int]]:
+def unite_fixed(problem: Problem, cap: float) -> tuple[Problem, list[int], list[int]]:
     """The problem with the items of one possible stage united: its assignments below the cap are the same.
 
     Returns:
-        The smaller problem, and for each old item the new one.
+        The smaller problem, for each old item the new one, and for each new item an old one.
     """
     earliest, latest = windows(problem, cap)
     groups: dict[int, list[int]] = {}
     for item, (first, last) in enumerate(zip(earliest, latest, strict=True)):
         if first == last:
             groups.setdefault(first, []).append(item)
-    return condense(problem, groups.values())
+    smaller, new = condense(problem, groups.values())
+    old = dict(zip(new, range(problem.items), strict=True))
+    return smaller, new, [old[item] for item in range(smaller.items)]
 
 
 def _work_of(sets: Sequence[int], work: Floats) -> Floats:

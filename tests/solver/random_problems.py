@@ -104,3 +104,20 @@ def with_blocks(problem, seed):
             peak=np.array([draw() * rng.choice([0.0, 0.5]) for _ in blocks]),
         ),
     )
+
+
+def foldable_problem(seed, travel, items=None):
+    """Idle stages, many items without work or bytes, and nets of sizes that often shrink or grow along the way."""
+    rng = random.Random(seed)
+    problem = random_problem(seed, items=items, schedule="1f1b", travel=travel, tight=rng.random() < 0.3)
+    light = np.array([rng.random() < 0.4 for _ in range(problem.items)])
+    scale = np.where(light, rng.choice([0.0, 0.1]), 1.0)
+    empty = np.where(light, rng.choice([0.0, 0.2]), 1.0)
+    return dataclasses.replace(
+        problem,
+        work=problem.work * scale,
+        fill=problem.fill * scale,
+        saved=problem.saved * empty,
+        workspace=problem.workspace * (empty > 0),
+        idle=True,
+    )

@@ -16,6 +16,7 @@ from autopart.solver.boundaries import solve_boundaries
 from autopart.solver.filling import least_filling
 from autopart.solver.frontiers import Frontiers
 from autopart.solver.problem import Net
+from autopart.solver.segment import Boundary, Segment
 from autopart.solver.units import RESOLUTION
 
 SCHEDULES = ["1f1b", "gpipe"]
@@ -97,6 +98,17 @@ def test_bounds_hold_and_plans_are_legal_and_fit(seed):
         assert legal(problem, assignment)
         assert all(m <= limit for m, limit in zip(memory, problem.limits, strict=True))
         assert value >= best * (1 - 1e-9)
+
+
+def test_a_program_that_is_stopped_at_once_bounds_nothing_falsely():
+    problem = random_problem(0, items=9, stages=3, schedule="gpipe", travel="relayed", tight=False)
+    frontiers = Frontiers(problem, 1.0)
+    everything = np.ones(problem.items, dtype=bool)
+    segment = Segment(frontiers.units, 1, [Boundary(~everything, everything)])
+    value = segment.work(1, 0)
+    segment.model.add(value <= int(frontiers.units.due[0].sum()) - 1)
+    exact = frontiers.maximum(segment, value)
+    assert 0 < exact <= frontiers.maximum(segment, value, work=0.0)
 
 
 def test_a_chain_is_solved_to_the_proof():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_oracle import choices, legal, optimum, value_and_memory
-from random_problems import random_problem, with_blocks
+from random_problems import foldable_problem, random_problem, with_blocks
 
 from autopart.solver.folding import fold
 from autopart.solver.problem import Net
@@ -72,19 +72,30 @@ def test_uniting_groups_costs_what_uniting_them_costs(seed):
 @settings(max_examples=1000, deadline=None, derandomize=True)
 @given(st.integers(0, 10**9), st.sampled_from(["relayed", "direct", "hidden"]))
 def test_folding_keeps_the_optimum(seed, travel):
-    problem = _foldable(seed, travel)
-    reduced, new = fold(problem)
+    problem = foldable_problem(seed, travel)
+    reduced, new, kept = fold(problem)
     _same_optimum(problem, reduced, new)
+    for stage in itertools.islice(itertools.product(range(problem.stages), repeat=problem.items), 0, None, 7):
+        if legal(problem, stage):
+            moved = [stage[kept[item]] for item in new]
+            assert legal(problem, moved)
+            value, memory, _ = value_and_memory(problem, stage)
+            less, held, _ = value_and_memory(problem, moved)
+            assert less <= value * (1 + 1e-12)
+            for after, before, limit in zip(held, memory, problem.limits, strict=True):
+                assert after <= max(before, limit) * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("travel, least", [("relayed", 150), ("direct", 100), ("hidden", 80)])
 def test_the_random_problems_do_fold(travel, least):
-    folded = sum(fold(_foldable(seed, travel))[0].items < _foldable(seed, travel).items for seed in range(300))
+    folded = sum(
+        fold(foldable_problem(seed, travel))[0].items < foldable_problem(seed, travel).items for seed in range(300)
+    )
     assert folded >= least
 
 
 def test_a_relayed_net_and_a_direct_one_of_the_same_pins_keep_both_costs():
-    problem = _foldable(0, "direct", items=3)
+    problem = foldable_problem(0, "direct", items=3)
     nets = (Net(0, (1,)), Net(1, (2,)), Net(0, (1,)))
     relayed, direct = np.array([1.0, 0.0, 0.0]), np.array([0.0, 1.0, 2.0])
     between = np.tile(relayed, (problem.stages - 1, 1))
@@ -97,12 +108,12 @@ def test_a_relayed_net_and_a_direct_one_of_the_same_pins_keep_both_costs():
 
 
 def test_stages_that_must_hold_an_item_are_not_emptied():
-    problem = dataclasses.replace(_foldable(3, "direct"), idle=False)
+    problem = dataclasses.replace(foldable_problem(3, "direct"), idle=False)
     assert fold(problem)[0] is problem
 
 
 def test_orders_that_follow_from_others_are_dropped():
-    problem = _foldable(0, "direct", items=4)
+    problem = foldable_problem(0, "direct", items=4)
     nets = (Net(0, (1,)), Net(1, (2,)), Net(0, (2, 3)), Net(3, (0,), backward=True))
     touch = np.zeros((problem.stages, 4))
     touch[:, 0] = touch[:, 3] = 1.0
@@ -123,20 +134,3 @@ def _with_doubles(problem, rng):
     free = np.array([rng.random() > 0.3 for _ in columns], dtype=float)
     tables = {k: getattr(problem, k)[:, columns] * free for k in ("transfer", "send", "receive", "touch")}
     return dataclasses.replace(problem, nets=tuple(problem.nets[n] for n in columns), **tables)
-
-
-def _foldable(seed, travel, items=None):
-    """Idle stages, many items without work or bytes, and nets of sizes that often shrink or grow along the way."""
-    rng = random.Random(seed)
-    problem = random_problem(seed, items=items, schedule="1f1b", travel=travel, tight=rng.random() < 0.3)
-    light = np.array([rng.random() < 0.4 for _ in range(problem.items)])
-    scale = np.where(light, rng.choice([0.0, 0.1]), 1.0)
-    empty = np.where(light, rng.choice([0.0, 0.2]), 1.0)
-    return dataclasses.replace(
-        problem,
-        work=problem.work * scale,
-        fill=problem.fill * scale,
-        saved=problem.saved * empty,
-        workspace=problem.workspace * (empty > 0),
-        idle=True,
-    )

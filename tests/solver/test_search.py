@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_oracle import legal, optimum, value_and_memory
-from random_problems import random_problem
+from random_problems import foldable_problem, random_problem
 
 from autopart.solver.bounds import containment_bound, simple_bound
 from autopart.solver.down_sets import solve_down_sets
@@ -36,6 +36,17 @@ def test_the_search_finds_the_optimum_and_proves_it(seed):
     assert answer.stopped_by == "proof"
     assert simple_bound(problem) <= best * (1 + 1e-9)
     assert containment_bound(problem) <= best * (1 + 1e-9)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.integers(0, 10**9), st.sampled_from(["relayed", "direct", "hidden"]))
+def test_a_plan_is_worth_what_is_said_where_items_were_folded(seed, travel):
+    problem = foldable_problem(seed, travel)
+    answer = search(problem, EXACT, 30.0)
+    if answer.assignment is not None:
+        assert legal(problem, answer.assignment)
+        assert answer.value == pytest.approx(value_and_memory(problem, answer.assignment)[0], rel=1e-12)
+        assert answer.bound <= optimum(problem) * (1 + 1e-9)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
