@@ -100,6 +100,8 @@ class NodeAllocations:
         backward_bytes: Most bytes at once while it runs backward, beyond those before it, incoming gradients included;
             each of these goes when it is no longer needed.
         backward_shared_bytes: The same where something else keeps the incoming gradients.
+        backward_input_bytes, backward_weight_bytes: The same while it gives gradients to activations alone, or to
+            parameters alone (see `simulator.memory_split_backward`).
         gradients: What backward gives to the tensors it reads.
     """
 
@@ -111,6 +113,8 @@ class NodeAllocations:
     cast_bytes: int
     backward_bytes: int
     backward_shared_bytes: int
+    backward_input_bytes: int
+    backward_weight_bytes: int
     gradients: tuple[InputGradient, ...]
 
 

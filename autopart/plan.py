@@ -59,6 +59,29 @@ class MicrobatchMemory:
 
 
 @dataclass(frozen=True)
+class SplitBackwardMemory:
+    """What a stage does in memory where a schedule runs its backward in two actions, for one microbatch.
+
+    Attributes:
+        input_peak: Most at once beyond what was there when the input gradients began.
+        waiting: What it holds from then to the weight gradients, in bytes beyond what it held before its forward; sent
+            values and returned gradients included.
+        returned: Gradients that are sent back, which stay.
+        weight_peak, first_weight_peak: Most at once beyond what was there when the weight gradients began; in the first
+            microbatch of a step they stay.
+        gradients: Of parameters.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = STRICT
+    input_peak: int
+    waiting: int
+    returned: int
+    weight_peak: int
+    first_weight_peak: int
+    gradients: int
+
+
+@dataclass(frozen=True)
 class StageMemory:
     """Bytes of one stage in training; `simulator.memory` makes a step out of them.
 
@@ -71,6 +94,8 @@ class StageMemory:
         batch: Of the whole batch, on the stage's process.
         update: What the process needs at once when tied gradients are summed, or when the optimizer runs.
         microbatch: What one microbatch does.
+        whole_backward: Where a schedule splits the backward, this stage runs all of it with the input gradients.
+        split: What one microbatch does in the two parts of its backward; None where they are not run apart.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -83,6 +108,8 @@ class StageMemory:
     batch: int
     update: int
     microbatch: MicrobatchMemory
+    whole_backward: bool = False
+    split: SplitBackwardMemory | None = None
 
 
 @dataclass(frozen=True)

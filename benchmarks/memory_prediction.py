@@ -56,6 +56,9 @@ MODES = {
     "gpipe": ("gpipe", 2, 2),
     "1f1b": ("1f1b", 2, 2),
     "interleaved1f1b": ("interleaved1f1b", 4, 2),
+    "interleavedzerobubble": ("interleavedzerobubble", 4, 2),
+    "zbv": ("zbv", 4, 2),
+    "dualpipev": ("dualpipev", 4, 2),
 }
 MICROBATCHES = 4
 OPTIMIZER = "adamw"

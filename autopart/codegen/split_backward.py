@@ -11,9 +11,12 @@ used twice.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 
-from autopart.codegen.placement import StageProgram
-from autopart.codegen.program import SELECT, Op, Value, is_mutating
+from autopart.codegen.conversions import settle
+from autopart.codegen.placement import StageProgram, place, reaches_loss
+from autopart.codegen.program import SELECT, Op, Value, build_program, is_mutating
+from autopart.graph import Graph
 
 # These run one autograd node for each time step, and their weights meet the path in all of them.
 RECURRENT = frozenset({"lstm", "gru", "rnn_tanh", "rnn_relu"})
@@ -55,6 +58,15 @@ def may_split_backward(stage: StageProgram, reached: set[Value]) -> bool:
         if value not in path:
             meet(value, "what is sent on")
     return all(len(where) == 1 for where in places.values())
+
+
+def stages_that_split(graph: Graph, assignment: Mapping[str, int], stages: int) -> tuple[bool, ...]:
+    """For each stage whether its backward may be split; those that recompute something are not asked."""
+    program = build_program(graph)
+    settle(program)
+    placement = place(program, graph, assignment, stages)
+    reached = reaches_loss(program, program.outputs[graph.loss] if graph.loss is not None else None)
+    return tuple(may_split_backward(stage, reached) for stage in placement.stages)
 
 
 def _is_users_code(op: Op) -> bool:

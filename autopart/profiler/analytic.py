@@ -336,6 +336,8 @@ class Walk:
             cast_bytes=outcome.cast_bytes,
             backward_bytes=outcome.backward.peak_bytes + gathered,
             backward_shared_bytes=outcome.backward.shared_peak_bytes + gathered,
+            backward_input_bytes=outcome.backward.input_peak_bytes + gathered,
+            backward_weight_bytes=outcome.backward.weight_peak_bytes + gathered,
             gradients=tuple(replace(g, tensor=inputs[g.tensor].number) for g in outcome.backward.gradients),
         )
         if node.kwargs.get("again", False):

@@ -95,12 +95,14 @@ class Backward:
     """What running a node backward allocates.
 
     Attributes:
-        peak_bytes, shared_peak_bytes: See `autopart.costs.NodeAllocations`.
+        peak_bytes, shared_peak_bytes, input_peak_bytes, weight_peak_bytes: See `autopart.costs.NodeAllocations`.
         gradients: `tensor` is the number of an argument.
     """
 
     peak_bytes: int = 0
     shared_peak_bytes: int = 0
+    input_peak_bytes: int = 0
+    weight_peak_bytes: int = 0
     gradients: tuple[InputGradient, ...] = ()
 
 
@@ -212,49 +214,70 @@ class Runner:
     def _backward(self, call: Call) -> tuple[Work, Backward]:
         """The steps of the backward pass, and what it allocates."""
         with self._fake, recording(self._tensor) as ranks:
-            inputs, args, kwargs = _materialize(call, "cpu")
-            counter = KernelCounter(inputs, host=self._kind == "cpu")
-            incoming: dict[int, int] = {}
-
-            def await_(result: int, gradient: torch.Tensor) -> None:
-                storage = gradient.untyped_storage()
-                incoming[storage._cdata] = result
-                counter.lasting.add(storage._cdata)
-                # Its address may come to mean another storage.
-                weakref.finalize(storage, incoming.pop, storage._cdata, None)
-
-            with contexts(call, "cpu", standing_in_for=self._kind), counter:
-                value = _function(call.target, self._kind)(*args, **kwargs)
-            results = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
-            tracked = [i for i, x in enumerate(results) if x.requires_grad]
-            sources = [i for i, x in enumerate(inputs) if x.requires_grad]
+            graph = _CallGraph(call, self._kind)
+            counter, sources = graph.counter, [i for i, x in enumerate(graph.inputs) if x.requires_grad]
             activations = [i for i in sources if not call.tensors[i].weight]
-            if not tracked:
+            if graph.end is None:
                 return Work(), Backward()
-            end = _End.apply(await_, tracked, *(results[i] for i in tracked))
-            del args, kwargs, value
-            start = torch.ones_like(end)
-
-            def run(wanted: list[int], retain_graph: bool) -> tuple[torch.Tensor | None, ...]:
-                ranks.exchanges.clear()
-                incoming.clear()
-                with counter:
-                    counter.restart()
-                    leaves = [inputs[i] for i in wanted]
-                    return torch.autograd.grad(end, leaves, start, retain_graph=retain_graph, allow_unused=True)
 
             def steps() -> tuple[Step, ...]:
                 return (*counter.kernels, *ranks.exchanges)
 
             alone: tuple[Step, ...] = ()
+            halves: tuple[int, int] | None = None
             if 0 < len(activations) < len(sources):
-                run(activations, True)
+                ranks.exchanges.clear()
+                graph.run(activations, True)
                 alone = steps()
-            gradients = run(sources, False)
+                weights = _CallGraph(call, self._kind)
+                weights.run([i for i in sources if i not in activations], False)
+                halves = counter.shared_peak_bytes, weights.counter.shared_peak_bytes
+            ranks.exchanges.clear()
+            gradients = graph.run(sources, False)
             whole = steps()
             work = Work(backward=whole, backward_input=whole if len(activations) == len(sources) else alone)
-            placed = _placed(dict(zip(sources, gradients, strict=True)), incoming)
-            return work, Backward(counter.peak_bytes, counter.shared_peak_bytes, placed)
+            placed = _placed(dict(zip(sources, gradients, strict=True)), graph.incoming)
+            shared = counter.shared_peak_bytes
+            first, second = halves or (shared, shared)
+            return work, Backward(counter.peak_bytes, shared, first, second, placed)
+
+
+class _CallGraph:
+    """A call that was run forward on fake CPU tensors.
+
+    Attributes:
+        incoming: Address of the gradient of a result -> which result.
+        end: From where it is run backward; None where no gradient comes.
+    """
+
+    def __init__(self, call: Call, kind: str) -> None:
+        self.inputs, args, kwargs = _materialize(call, "cpu")
+        self.counter = KernelCounter(self.inputs, host=kind == "cpu")
+        self.incoming: dict[int, int] = {}
+        with contexts(call, "cpu", standing_in_for=kind), self.counter:
+            value = _function(call.target, kind)(*args, **kwargs)
+        results = [x for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+        tracked = [i for i, x in enumerate(results) if x.requires_grad]
+        self.end: torch.Tensor | None = (
+            _End.apply(self._await, tracked, *(results[i] for i in tracked)) if tracked else None
+        )
+
+    def _await(self, result: int, gradient: torch.Tensor) -> None:
+        storage = gradient.untyped_storage()
+        self.incoming[storage._cdata] = result
+        self.counter.lasting.add(storage._cdata)
+        # Its address may come to mean another storage.
+        weakref.finalize(storage, self.incoming.pop, storage._cdata, None)
+
+    def run(self, wanted: list[int], retain_graph: bool) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of some of its arguments."""
+        self.incoming.clear()
+        assert self.end is not None
+        start = torch.ones_like(self.end)
+        with self.counter:
+            self.counter.restart()
+            leaves = [self.inputs[i] for i in wanted]
+            return torch.autograd.grad(self.end, leaves, start, retain_graph=retain_graph, allow_unused=True)
 
 
 def _placed(gradients: dict[int, torch.Tensor | None], incoming: dict[int, int]) -> tuple[InputGradient, ...]:
@@ -306,7 +329,7 @@ def estimate(call: Call, results: Any, kind: str, reason: str) -> Outcome:
         work=Work((once,), (once, once), (once, once)) if tracked else Work((once,)),
         temporary_bytes=moved if tracked else 0,
         forward_bytes=sum(spec.bytes for spec in outputs),
-        backward=Backward(moved, moved, gradients) if tracked else Backward(),
+        backward=Backward(moved, moved, moved, moved, gradients) if tracked else Backward(),
         estimated=reason,
     )
 

@@ -1,9 +1,10 @@
 """What kernels of a CPU take for themselves through torch's allocator, where the dispatcher does not see it.
 
-Convolutions, that is. oneDNN computes them in blocked layouts: operands are copied into them, and the result out of
-them. torch gives it only those that `ConvParams::use_mkldnn` names (aten/src/ATen/native/Convolution.cpp; as with one
-thread); the others unfold the image into columns. The copies are those seen in the memory events of torch's profiler
-(torch 2.14, x86-64). Nothing of this is counted for a GPU, where workspaces are part of the stated reserve.
+Convolutions, that is, and the backward of batch norm. oneDNN computes convolutions in blocked layouts: operands are
+copied into them, and the result out of them. torch gives it only those that `ConvParams::use_mkldnn` names
+(aten/src/ATen/native/Convolution.cpp; as with one thread); the others unfold the image into columns. The copies are
+those seen in the memory events of torch's profiler (torch 2.14, x86-64). Nothing of this is counted for a GPU, where
+workspaces are part of the stated reserve.
 """
 
 from __future__ import annotations
@@ -196,8 +197,14 @@ def _size(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
+def _batch_norm_backward(gradient: torch.Tensor, input: torch.Tensor, *rest: Any) -> int:
+    """The gradient of the input twice, where both operands lie alike."""
+    return 2 * _size(input) if rest[-1][0] and gradient.stride() == input.stride() else 0
+
+
 INSIDE: Mapping[Any, Callable[..., int]] = {
     aten.convolution.default: _convolution,
     aten.convolution_backward.default: _convolution_backward,
+    aten.native_batch_norm_backward.default: _batch_norm_backward,
 }
 """Operator -> most bytes at once that it takes, its results included; arguments as in the operator."""

@@ -11,28 +11,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+from autopart.codegen.split_backward import stages_that_split
 from autopart.costs import Allocations, Costs
 from autopart.graph import Graph, StateEntry
 from autopart.plan import Plan, StageMemory, Strategy
-from autopart.runtime.schedules import processes_of_stages
-from autopart.simulator.actions import Action, actions
-from autopart.simulator.memory_pass import stage_pass
+from autopart.runtime.schedules import SCHEDULES, processes_of_stages
+from autopart.simulator.actions import actions
+from autopart.simulator.memory_pass import split_pass, stage_pass
+from autopart.simulator.memory_program import StageProgram
 from autopart.simulator.memory_stages import stage_programs
+from autopart.simulator.memory_trace import ActionMemory, trace
 from autopart.simulator.memory_update import tie_bytes, update_bytes
 from autopart.workload import OPTIMIZER_STATES
-
-
-@dataclass(frozen=True)
-class ActionMemory:
-    """Bytes that a process holds before an action, at most while it runs, and after.
-
-    The last one is no action: tied gradients are summed and the optimizer runs.
-    """
-
-    action: Action | None
-    before_bytes: int
-    peak_bytes: int
-    after_bytes: int
 
 
 @dataclass(frozen=True)
@@ -77,6 +67,8 @@ def plan_memory(
         raise ValueError("these costs are estimates without allocations")
     programs = stage_programs(graph, allocations, assignment, strategy.stages, recomputed)
     passes = [stage_pass(allocations, program) for program in programs]
+    splits = strategy.stages > 1 and SCHEDULES[strategy.schedule].splits_backward
+    whole = _whole_backwards(graph, programs, assignment) if splits else [False] * len(programs)
     states = _states(graph, assignment, strategy.stages)
     batch = _batch_bytes(graph, allocations, strategy.microbatches)
     updates = _updates(graph, allocations, strategy, states, optimizer)
@@ -96,9 +88,17 @@ def plan_memory(
                 batch=batch,
                 update=updates[s],
                 microbatch=done,
+                whole_backward=whole[s],
+                split=split_pass(allocations, program) if splits and s and not whole[s] else None,
             )
         )
     return of_processes(strategy, stages)
+
+
+def _whole_backwards(graph: Graph, programs: Sequence[StageProgram], assignment: Mapping[str, int]) -> list[bool]:
+    """For each stage whether its backward cannot be split, as in the package."""
+    able = stages_that_split(graph, assignment, len(programs))
+    return [bool(program.regions) or not splits for splits, program in zip(able, programs, strict=True)]
 
 
 def of_processes(strategy: Strategy, stages: Sequence[StageMemory]) -> tuple[ProcessMemory, ...]:
@@ -108,7 +108,7 @@ def of_processes(strategy: Strategy, stages: Sequence[StageMemory]) -> tuple[Pro
     found = []
     for process, order in enumerate(orders):
         own = {s: stages[s] for s, home in enumerate(homes) if home == process}
-        found.append(ProcessMemory(own, _trace(strategy, own, order)))
+        found.append(ProcessMemory(own, trace(strategy, own, order)))
     return tuple(found)
 
 
@@ -144,81 +144,6 @@ def _updates(
         tied = [[e.key for e in states[s] if e.requires_grad and _copies(e, states) > 1] for s in own]
         found.append(max(tie_bytes(tied, sizes), update_bytes(optimizer, trained, allocations.block_bytes > 1)))
     return found
-
-
-def _trace(strategy: Strategy, stages: Mapping[int, StageMemory], order: Sequence[Action]) -> tuple[ActionMemory, ...]:
-    """Every action, and the end of the step."""
-    now = max(stage.batch for stage in stages.values()) + sum(
-        stage.parameters
-        + stage.buffers
-        + stage.optimizer_state
-        + strategy.microbatches * (stage.received + stage.received_gradients)
-        for stage in stages.values()
-    )
-    handles = Handles(strategy, stages)
-    started: set[int] = set()
-    trace = []
-    for action in order:
-        stage = stages[action.stage]
-        work = stage.microbatch
-        before = now
-        if action.kind == "F":
-            peak, now = now + work.forward_peak, now + work.kept
-        elif action.kind == "W":
-            peak, now = now + work.backward_peak, now - work.kept
-        else:
-            first = action.stage not in started
-            started.add(action.stage)
-            peak = now + (work.first_backward_peak if first else work.backward_peak)
-            now += work.gradients * first + work.returned - (work.kept if action.kind == "B" else 0)
-        now += handles.after(action)
-        trace.append(ActionMemory(action, before, max(peak, now), now))
-    now -= handles.close()
-    trace.append(ActionMemory(None, now, now + max(stage.update for stage in stages.values()), now))
-    return tuple(trace)
-
-
-class Handles:
-    """What the handles of sends keep alive.
-
-    GPipe and the schedules of several stages keep every handle of a step until its end. 1F1B keeps those of the last
-    gradient sent, until the next is, and that of the last forward but one of its warm-up, until its cool-down.
-    """
-
-    def __init__(self, strategy: Strategy, stages: Mapping[int, StageMemory]) -> None:
-        self._strategy, self._stages = strategy, stages
-        self._kept = 0
-        self._returned = 0
-        self._warm = 0
-        self._forwards = self._backwards = 0
-
-    def after(self, action: Action) -> int:
-        """Bytes that an action leaves behind, less those it lets go."""
-        work = self._stages[action.stage].microbatch
-        if self._strategy.stages == 1:
-            return 0
-        if self._strategy.schedule != "1f1b":
-            left = work.sent if action.kind in ("B", "W") else 0
-            self._kept += left + (work.returned if action.kind in ("B", "I") else 0)
-            return left
-        m, rest = self._strategy.microbatches, self._strategy.stages - action.stage
-        warm_up = min(m, rest)
-        if action.kind == "F":
-            return 0
-        self._backwards += 1
-        change = -self._returned
-        self._returned = work.returned
-        if self._backwards == warm_up - 1 and self._backwards <= m - warm_up + 1:
-            self._warm = work.sent
-            change += self._warm
-        if self._warm and self._backwards == m - warm_up + 2:
-            change -= self._warm
-            self._warm = 0
-        return change
-
-    def close(self) -> int:
-        """Bytes that the end of the schedule lets go."""
-        return self._kept + self._returned + self._warm
 
 
 def _states(graph: Graph, assignment: Mapping[str, int], stages: int) -> list[list[StateEntry]]:

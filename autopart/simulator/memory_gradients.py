@@ -27,6 +27,13 @@ class Gradient:
     uses: int = 0
 
 
+def let_go(heap: Heap, gradient: Gradient) -> None:
+    """One tensor less holds a gradient."""
+    gradient.uses -= 1
+    if gradient.uses == 0:
+        heap.drop(gradient.block)
+
+
 @dataclass(frozen=True)
 class BackwardPass:
     peak: int
@@ -47,7 +54,7 @@ class GradientFlow:
         self._awaited: Counter[int] = Counter(
             g.tensor for name in reached for g in allocations.nodes[name].gradients if g.tensor in stage.state
         )
-        self._numbers = 0
+        self._numbers = heap.taken
         self._kept = 0
         for tensor in stage.targets:
             # It lies in a receive buffer (that of a loss is one number): something else holds it.
@@ -83,7 +90,7 @@ class GradientFlow:
             found.uses += 1
             passed.append((gradient.tensor, found))
         for gone in given.values():
-            self._let_go(gone)
+            let_go(self._heap, gone)
         for block in saved:
             heap.drop(block)
         heap.reach(0)
@@ -94,11 +101,6 @@ class GradientFlow:
         gradient.uses += 1
         self._heap.hold(gradient.block)
         self._waiting[tensor] = gradient
-
-    def _let_go(self, gradient: Gradient) -> None:
-        gradient.uses -= 1
-        if gradient.uses == 0:
-            self._heap.drop(gradient.block)
 
     def _arrive(self, tensor: int, new: Gradient) -> None:
         """Hand a gradient to a tensor; its use is counted already."""
@@ -113,20 +115,20 @@ class GradientFlow:
         heap = self._heap
         in_place = not old.view and old.uses == 1 and heap.holders[old.block] == 1 and old.block in heap.sizes
         if in_place:
-            self._let_go(new)
+            let_go(self._heap, new)
             return old
         self._numbers += 1
         total = Gradient(("sum", self._numbers), False, uses=1)
         heap.take(total.block, self._all.rounded(self._all.tensor_bytes[tensor]))
         heap.hold(total.block)
-        self._let_go(old)
-        self._let_go(new)
+        let_go(self._heap, old)
+        let_go(self._heap, new)
         return total
 
     def _accumulate(self, tensor: int, gradient: Gradient) -> None:
         """Into `.grad`: the first becomes it, if nothing else holds it, else a copy does."""
         if not self._first:
-            self._let_go(gradient)
+            let_go(self._heap, gradient)
             return
         size = self._all.rounded(self._all.tensor_bytes[tensor])
         self._kept += size
@@ -134,25 +136,30 @@ class GradientFlow:
             return
         self._numbers += 1
         self._heap.take(("grad", self._numbers), size)
-        self._let_go(gradient)
+        let_go(self._heap, gradient)
 
     def end(self) -> BackwardPass:
         """The gradients of what was received are sent back, views with all of their storage.
 
-        The gate of the boundary makes them contiguous, all at once. Then what something else holds is copied.
+        Those that something else holds are copied.
         """
+        found = self._gated()
+        for tensor, gradient in found.items():
+            if gradient.block not in self._heap.sizes or gradient.uses > 1:
+                found[tensor] = self._copy(tensor)
+                let_go(self._heap, gradient)
+        returned = sum(self._heap.sizes[block] for block in {gradient.block for gradient in found.values()})
+        return BackwardPass(self._heap.peak, self._kept, returned)
+
+    def _gated(self) -> dict[int, Gradient]:
+        """The gradients of what was received, which the gate of the boundary makes contiguous, all at once."""
         found = {t: self._waiting[t] for t in self._received if t in self._waiting}
         scattered = {t: gradient for t, gradient in found.items() if not gradient.contiguous}
         for tensor in scattered:
             found[tensor] = self._copy(tensor)
         for gradient in scattered.values():
-            self._let_go(gradient)
-        for tensor, gradient in found.items():
-            if gradient.block not in self._heap.sizes or gradient.uses > 1:
-                found[tensor] = self._copy(tensor)
-                self._let_go(gradient)
-        returned = sum(self._heap.sizes[block] for block in {gradient.block for gradient in found.values()})
-        return BackwardPass(self._heap.peak, self._kept, returned)
+            let_go(self._heap, gradient)
+        return found
 
     def _copy(self, tensor: int) -> Gradient:
         self._numbers += 1

@@ -8,10 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Heap:
-    """Blocks that are held, each by a number of holders."""
+    """Blocks that are held, each by a number of holders.
+
+    Attributes:
+        taken: How many blocks there have been.
+    """
 
     live: int = 0
     peak: int = 0
+    taken: int = 0
     sizes: dict[object, int] = field(default_factory=dict)
     holders: Counter[object] = field(default_factory=Counter)
 
@@ -22,6 +27,7 @@ class Heap:
 
     def leave(self, block: object, size: int) -> None:
         """A new block that a node leaves behind, of which `reach` has told when it was made."""
+        self.taken += 1
         self.sizes[block] = size
         self.live += size
 

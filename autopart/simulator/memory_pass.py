@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from autopart.costs import Allocations, NodeAllocations
-from autopart.plan import MicrobatchMemory
+from autopart.plan import MicrobatchMemory, SplitBackwardMemory
 from autopart.simulator.memory_gradients import BackwardPass, GradientFlow
 from autopart.simulator.memory_heap import Heap
 from autopart.simulator.memory_program import StageProgram
+from autopart.simulator.memory_split_backward import SplitBackward
 
 RANDOM_STATE_BYTES = 5056
 """What a recomputed call keeps on a CPU to draw the same numbers again; a GPU's state stays with the host."""
@@ -45,6 +47,16 @@ def stage_pass(allocations: Allocations, stage: StageProgram) -> MicrobatchMemor
         gradients=first.gradients,
         returned=later.returned,
     )
+
+
+def split_pass(allocations: Allocations, stage: StageProgram) -> SplitBackwardMemory:
+    """Run a stage's forward, and its backward in two parts, in memory."""
+    found = []
+    for first in (True, False):
+        run = _Run(allocations, stage)
+        run.forward()
+        found.append(run.split_backward(first))
+    return replace(found[1], first_weight_peak=found[0].weight_peak, gradients=found[0].gradients)
 
 
 class _Run:
@@ -176,6 +188,13 @@ class _Run:
         for block in self.sent_blocks():
             self.heap.drop(block)
         return flow.end()
+
+    def split_backward(self, first: bool) -> SplitBackwardMemory:
+        def saved(name: str) -> list[object]:
+            return self._saved(name, {})
+
+        sent = list(self.sent_blocks())
+        return SplitBackward(self._all, self._stage, self.heap, self._reached, saved, sent).run(first)
 
     def _saved(self, name: str, blocks: Mapping[int, object]) -> list[object]:
         """The blocks that a node's backward needs, where storages that were made again lie in `blocks`."""

@@ -143,5 +143,5 @@ def _work(stage: StagePlan) -> StageWork:
         sync_s=stage.sync_s,
         update_s=stage.update_s,
         # A package runs the backward of such stages whole (see docs/solver.md, "What is computed again").
-        whole_backward=bool(stage.recomputed),
+        whole_backward=bool(stage.recomputed) or (stage.memory is not None and stage.memory.whole_backward),
     )
