@@ -5,6 +5,7 @@ Where a process would hold more than its device has, the solver is asked again w
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -22,24 +23,32 @@ from autopart.workload import Workload
 TRIES = 4
 # What is held back beyond the bytes that were too many: another cut has other bytes.
 MARGIN = 1.05
+# Of `solver.solve`, by default.
+TIME_LIMIT_S = 30.0
 
 
 def solve_fitting(graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, **options: Any) -> Plan:
     """As `solver.solve`, with the memory of each process as the simulator counts it.
 
+    Args:
+        options: Further arguments of `solver.solve`; another try has what is left of the time limit, and no less than
+            an equal share of it.
+
     Raises:
         UsageError: Also where torch's schedule does not run so many microbatches.
         InfeasibleError: Also where plans by the linear rules still do not fit after some tries.
     """
-    withheld = 0.0
+    start, limit, withheld = time.monotonic(), options.pop("time_limit_s", TIME_LIMIT_S), 0.0
+    left = limit
     for _ in range(TRIES):
-        plan = solve(graph, costs, _with_less(cluster, withheld), workload, **options)
+        plan = solve(graph, costs, _with_less(cluster, withheld), workload, time_limit_s=left, **options)
         _check_runs(plan)
         plan = counted(replace(plan, cluster=cluster.to_data()), graph, costs, cluster)
         excess = max(stage.peak_memory_bytes - stage.memory_limit_bytes for stage in plan.per_stage)
         if excess <= 0:
             return plan
         withheld += MARGIN * excess
+        left = max(limit / TRIES, limit - (time.monotonic() - start))
     raise InfeasibleError(
         f"{graph.name}: no plan in {plan.strategy.stages} stages was found that fits when memory is counted by action",
         "Name more or larger devices, or give smaller microbatches.",

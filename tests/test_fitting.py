@@ -63,6 +63,19 @@ def holding(monkeypatch: pytest.MonkeyPatch, excess: list[int]) -> None:
     monkeypatch.setattr(fitting, "counted", more)
 
 
+def test_another_try_has_what_is_left_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits, solve = [], fitting.solve
+
+    def spying(*arguments: Any, time_limit_s: float, **options: Any) -> Plan:
+        limits.append(time_limit_s)
+        return solve(*arguments, time_limit_s=time_limit_s, **options)
+
+    monkeypatch.setattr(fitting, "solve", spying)
+    holding(monkeypatch, [1_000_000, 1_000_000, 0])
+    partition(time_limit_s=5.0)
+    assert limits[0] == 5.0 and limits[0] > limits[1] > limits[2] >= 5.0 / fitting.TRIES
+
+
 def test_a_plan_that_does_not_fit_is_made_again_with_less(monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:
     holding(monkeypatch, [1_000_000, 0])
     planned = partition()

@@ -19,6 +19,7 @@ from torch import fx
 
 from autopart.cluster import Cluster, Device, Link
 from autopart.costs import Costs, NodeTime
+from autopart.errors import UsageError
 from autopart.graph import Graph
 from autopart.runtime.schedules import processes_of_stages
 from autopart.sharding import LocalGraph, alike
@@ -65,7 +66,11 @@ def usable_bytes(device: Device) -> int:
 def lower(
     graph: Graph, costs: Costs, cluster: Cluster, workload: Workload, stages: int, order: Sequence[int] | None = None
 ) -> Lowered:
-    """State the partition of `graph` into `stages` stages over the first devices of `cluster`, in an order of them."""
+    """State the partition of `graph` into `stages` stages over the first devices of `cluster`, in an order of them.
+
+    Raises:
+        UsageError: A cost is no finite number, or below zero; the message names whose.
+    """
     order = range(len(cluster)) if order is None else order
     cluster = cluster.reordered(order)
     calls = tuple(graph.primary.calls)
@@ -107,6 +112,7 @@ def lower(
         repeat=repeat,
         fill_weight=fill_weight,
     )
+    _check(problem, [n.name for n in calls], [n.name for n in values], [key for key, _ in holders])
     labels: tuple[str, ...] = ()
     binds = training and not all(memory_never_binds(problem, p) for p in set(process))
     if workload.recomputable is not None and binds:
@@ -117,6 +123,22 @@ def lower(
     states = tuple(key for key, _ in holders)
     groups, sliced = _groups(graph, item), slices < wholes
     return Lowered(problem, calls, groups, tuple(values), states, sliced, labels, tuple(order))
+
+
+def _check(problem: Problem, calls: Sequence[str], values: Sequence[str], states: Sequence[str]) -> None:
+    """Refuse costs that no plan could be valued with."""
+    for what, names, tables in (
+        ("time", calls, (problem.work, problem.fill)),
+        ("memory", calls, (problem.saved, problem.workspace)),
+        ("transfer", values, (problem.transfer, problem.send, problem.receive)),
+        ("state", states, (problem.state_bytes, problem.update, problem.sync)),
+    ):
+        for table in map(np.atleast_2d, tables):
+            for row, column in np.argwhere(~(np.isfinite(table) & (table >= 0))):
+                raise UsageError(
+                    f"{names[column]}: its {what} costs {table[row, column]}",
+                    "Seconds and bytes are finite numbers, zero or more; look into the profile or the costs given.",
+                )
 
 
 def _table(rows: Sequence[Sequence[float] | Floats], columns: int) -> Floats:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from plan_oracle import crossings, least_memory, stages_of_state, step_time
 
+from autopart.costs import NodeTime
 from autopart.errors import CaptureError, InfeasibleError, UsageError
 from autopart.plan import Plan
 from autopart.solver import solve
@@ -109,6 +111,15 @@ def test_more_stages_than_places_to_cut_are_refused_with_the_number_that_is_poss
 def test_more_stages_than_devices_are_a_usage_error(gpt2):
     with pytest.raises(UsageError, match="need 4 devices"):
         solve(*gpt2.on("2xA100-80G"), stages=4)
+
+
+@pytest.mark.parametrize("seconds", [math.nan, math.inf, -1.0])
+def test_costs_that_are_no_costs_are_refused_by_the_name_of_their_node(gpt2, seconds):
+    graph, costs, cluster, workload = gpt2.on("2xA100-80G")
+    device, node = cluster.devices[0].name, graph.primary.calls[5].name
+    times = {device: {**costs.times[device], node: NodeTime(seconds, 0.0, 0.0)}}
+    with pytest.raises(UsageError, match=f"{node}: its time costs {seconds}"):
+        solve(graph, dataclasses.replace(costs, times=times), cluster, workload)
 
 
 @pytest.mark.parametrize(
