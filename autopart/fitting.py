@@ -14,7 +14,6 @@ from autopart.costs import Costs
 from autopart.errors import InfeasibleError, UsageError
 from autopart.graph import Graph
 from autopart.plan import Plan
-from autopart.runtime.schedules import SCHEDULES
 from autopart.simulator.actions import programs
 from autopart.simulator.memory import plan_memory
 from autopart.solver import RESERVE_SHARE, solve, usable_bytes
@@ -76,13 +75,11 @@ def counted(plan: Plan, graph: Graph, costs: Costs, cluster: Cluster) -> Plan:
         return plan
     recomputed = [label for stage in plan.per_stage for label in stage.recomputed]
     processes = plan_memory(graph, costs, plan.assignment, plan.strategy, recomputed, plan.optimizer)
-    splits = SCHEDULES[plan.strategy.schedule].splits_backward
     of_stage = {number: process for process in processes for number in process.stages}
     per_stage = tuple(
         replace(
             stage,
-            # The simulator does not count gradients that wait for a split backward's second part (docs/limits.md).
-            peak_memory_bytes=max(of_stage[number].peak_bytes, stage.peak_memory_bytes if splits else 0),
+            peak_memory_bytes=of_stage[number].peak_bytes,
             memory_limit_bytes=usable_bytes(cluster.devices[stage.devices[0]]),
             memory=of_stage[number].stages[number],
         )
