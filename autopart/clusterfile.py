@@ -38,8 +38,8 @@ from autopart.errors import InputFileError, UsageError
 from autopart.hardware import DeviceFields, LinkFields, Strict
 from autopart.plain_yaml import read_yaml, write_new_yaml
 
-_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-_Latency = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+_Positive = Annotated[float, Field(ge=1e-40, le=1e40, allow_inf_nan=False)]
+_Latency = Annotated[float, Field(ge=0, le=1e40, allow_inf_nan=False)]
 
 
 class MachineFields(Strict):

@@ -160,6 +160,8 @@ def test_a_wrong_value_inside_a_stage_is_named_with_its_path():
         ("per_stage.0.forward_s", 1e308, "per_stage.0.forward_s"),
         ("per_stage.0.backward_weight_s", 1.5, "per_stage.0.backward_weight_s"),
         ("cluster.nodes", [0], "cluster"),
+        ("cluster.intra_node.latency_s", 1e308, "cluster"),
+        ("cluster.intra_node.bandwidth_bytes_per_s", 5e-324, "cluster"),
         ("cluster", {}, "cluster"),
     ],
 )
