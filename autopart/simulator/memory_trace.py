@@ -33,10 +33,10 @@ def trace(strategy: Strategy, stages: Mapping[int, StageMemory], order: Sequence
     Args:
         stages: Those of the process, by index.
     """
-    now = max(stage.batch for stage in stages.values()) + sum(
-        stage.parameters + stage.buffers + stage.optimizer_state + strategy.microbatches * sum(_buffers(stages, number))
-        for number, stage in stages.items()
-    )
+    now = max(stage.batch for stage in stages.values())
+    for number, stage in stages.items():
+        now += stage.parameters + stage.buffers + stage.optimizer_state
+        now += _buffers(strategy, stages, number, order)
     handles = Handles(strategy, stages)
     started: set[int] = set()
     found = []
@@ -82,16 +82,21 @@ def _bytes(part: Kind, stage: StageMemory, first: bool) -> tuple[int, int]:
     return peak, split.gradients * first + split.returned - split.waiting
 
 
-def _buffers(stages: Mapping[int, StageMemory], number: int) -> tuple[int, int]:
-    """Bytes of what a stage receives and of the gradients that it gets back, for one microbatch."""
-    stage = stages[number]
+def _buffers(strategy: Strategy, stages: Mapping[int, StageMemory], number: int, order: Sequence[Action]) -> int:
+    """Bytes of what a stage receives and of the gradients that it gets back, for all microbatches."""
+    stage, following = stages[number], stages.get(number + 1)
     received = stages[number - 1].microbatch.sent if number - 1 in stages else stage.received
-    gradients = _returned(stages[number + 1]) if number + 1 in stages else stage.received_gradients
-    return received, gradients
+    if following is None:
+        return strategy.microbatches * (received + stage.received_gradients)
+    back = sum(_returned(following, part_of(action, following)) for action in order if action.stage == number + 1)
+    return strategy.microbatches * received + back
 
 
-def _returned(stage: StageMemory) -> int:
-    return stage.microbatch.returned if stage.split is None else stage.split.returned
+def _returned(stage: StageMemory, part: Kind | None) -> int:
+    """Bytes of the gradients that a part sends back: a whole backward copies those that something else holds."""
+    if part == "B":
+        return stage.microbatch.returned
+    return stage.split.returned if part == "I" and stage.split is not None else 0
 
 
 class Handles:
@@ -118,15 +123,12 @@ class Handles:
         handed_on, handed_back = stage + 1 in self._stages, stage - 1 in self._stages
         if part == "F":
             return -work.sent if handed_on else 0
-        change = 0
+        returned = _returned(self._stages[stage], part)
+        change = -returned if handed_back else 0
         if part != "I":
             change += work.sent
             self._kept += 0 if handed_on else work.sent
-        if part == "B":
-            change -= work.returned if handed_back else 0
-            self._kept += 0 if handed_back else work.returned
-        if part == "I":
-            change -= _returned(self._stages[stage]) if handed_back else 0
+            self._kept += 0 if handed_back else returned
         return change
 
     def _after_1f1b(self, stage: int, part: Kind) -> int:

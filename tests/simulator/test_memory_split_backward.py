@@ -230,8 +230,8 @@ def no_hooks(self: Any, tensors: Any) -> Any:
     return {tensor: self._waiting[tensor] for tensor in tensors if tensor in self._waiting}
 
 
-def own_buffers(stages: Any, number: int) -> tuple[int, int]:
-    return stages[number].received, stages[number].received_gradients
+def own_buffers(strategy: Any, stages: Any, number: int, order: Any) -> int:
+    return strategy.microbatches * (stages[number].received + stages[number].received_gradients)
 
 
 def gone_with_the_step(self: Handles, stage: int, part: Any) -> int:
