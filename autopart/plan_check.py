@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from autopart.cluster import Cluster
 from autopart.errors import InputFileError
-from autopart.runtime.schedules import SCHEDULES
+from autopart.runtime.schedules import SCHEDULES, processes_of_stages
 from autopart.strict_json import short
 
 if TYPE_CHECKING:
@@ -52,8 +52,12 @@ def check_plan(plan: Plan, where: str) -> None:
         devices = len(Cluster.from_data(plan.cluster))
     except InputFileError as error:
         refuse("cluster", error.message.removeprefix("cluster").lstrip(",: "))
+    process = processes_of_stages(strategy.schedule, strategy.stages)
+    of_process = {p: placed.devices for p, placed in zip(process, plan.per_stage, strict=True)}
     for number, placed in enumerate(plan.per_stage):
         key = f"per_stage.{number}"
+        if placed.devices != of_process[process[number]]:
+            refuse(f"{key}.devices", f"process {process[number]} has this stage and another one on other devices")
         if len(set(placed.devices)) != len(placed.devices) or len(placed.devices) != strategy.tensor:
             reason = f"it must be {strategy.tensor} different devices, one for each tensor rank, and is"
             refuse(f"{key}.devices", f"{reason} {list(placed.devices)}")

@@ -175,6 +175,15 @@ def test_what_cannot_be_a_plan_of_its_cluster_and_schedule_is_refused(place, val
     assert named in refused(json.dumps(data))
 
 
+def test_stages_of_one_process_are_on_the_same_devices():
+    strategy = Strategy(2, 1, 1, 0, "zbv", 4, 2)
+    first, second = make_plan().per_stage
+    together = dataclasses.replace(second, devices=first.devices)
+    plan = make_plan(strategy=strategy, per_stage=(first, together))
+    assert Plan.from_json(plan.to_json()) == plan
+    assert ".devices" in refused(dataclasses.replace(plan, per_stage=(first, second)).to_json())
+
+
 def test_memory_of_a_step_of_training_is_in_no_plan_for_inference():
     microbatch = MicrobatchMemory(1, 0, 1, 1, 1, 1, 0)
     first, second = make_plan().per_stage
