@@ -7,6 +7,7 @@ the other loses against choosing both at once is measured by `python -m benchmar
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from torch import fx
 from autopart.cluster import Cluster
 from autopart.costs import Costs
 from autopart.errors import AutopartError, CaptureError, InfeasibleError, LimitError, UsageError
-from autopart.fitting import solve_fitting
+from autopart.fitting import TIME_LIMIT_S, solve_fitting
 from autopart.graph import Graph
 from autopart.graph_signature import signature
 from autopart.plan import BlockLayout, Layouts, Plan, StagePlan
@@ -27,6 +28,7 @@ from autopart.runtime.collectives import all_gather
 from autopart.runtime.schedules import SCHEDULES
 from autopart.sharding import LocalGraph, collectives_of, rewrite, written
 from autopart.solver import LayoutChoice, by_hand, choose_layouts, lower, usable_bytes
+from autopart.solver.budget import fair
 from autopart.solver.pipeline import IN_FLIGHT
 from autopart.workload import Workload
 
@@ -63,7 +65,8 @@ def plan_degrees(
             degree wants its memory: then what ranks gather is kept as shards, and gathered again in backward, even
             where it would fit whole.
         outcomes, known: What profiling the whole graph has found, and what was measured (see `profiler.profile`).
-        options: Further arguments of `solver.solve`; of its time limit each degree gets an equal share.
+        options: Further arguments of `solver.solve`; of its time limit each degree gets an equal share, and of the
+            clock's what is left over those still to come.
 
     Raises:
         UsageError: The devices cannot be grouped as asked.
@@ -73,14 +76,16 @@ def plan_degrees(
     if isinstance(tensor, int):
         _check_devices(cluster, workload, tensor, stages)
     degrees = [tensor] if isinstance(tensor, int) else list(_degrees(cluster, workload, stages))
-    limit = options.pop("time_limit_s", 30.0) / len(degrees)
+    limit = options.pop("time_limit_s", TIME_LIMIT_S)
+    deadline, limit = time.monotonic() + limit, limit / len(degrees)
     found: dict[int, Planned] = {}
     reasons: dict[int, AutopartError] = {}
     outcomes = {} if outcomes is None else outcomes
     prices = LayoutPrices(graph, cluster, outcomes, known) if max(degrees) > 1 else None
-    for t in degrees:
+    for i, t in enumerate(degrees):
         fastest = min((planned.plan.step_time_s for planned in found.values()), default=inf)
         own = {**options, "time_limit_s": limit, "explain_s": 0.0, "enough": fastest}
+        own["deadline"] = fair(deadline, len(degrees) - i)
         try:
             if t == 1 or prices is None:
                 found[t] = Planned(solve_fitting(graph, costs, cluster, workload, **own), costs)
@@ -93,7 +98,7 @@ def plan_degrees(
         except (InfeasibleError, LimitError, CaptureError) as error:
             reasons[t] = error
     if not found:
-        if degrees[0] == 1:
+        if isinstance(reasons.get(1), InfeasibleError):
             # It raises, and says what would fit.
             solve_fitting(graph, costs, cluster, workload, time_limit_s=limit, **options)
         raise _nothing(graph, cluster, degrees[0], reasons[degrees[0]])
@@ -163,6 +168,7 @@ def _at_degree(
     """The fastest layouts for which some stages fit, and the best stages for them.
 
     The layout program limits what all stages hold together, not each of them; so layouts that take ever less are tried.
+    Each time they are given half of the time that is left, and the stages the other half.
     """
     places = cluster.grouped(t)
     stages = len(places) * SCHEDULES[workload.schedule].stages_per_process
@@ -172,6 +178,7 @@ def _at_degree(
     least, most = 0.0, float(sum(map(usable_bytes, places.devices)))
     reason: InfeasibleError
     for _ in range(TRIES):
+        left = fair(options["deadline"], 2) - time.monotonic()
         try:
             chosen = choose_layouts(
                 graph,
@@ -181,7 +188,7 @@ def _at_degree(
                 optimizer=workload.optimizer,
                 in_flight=IN_FLIGHT[workload.schedule](workload.microbatches, stages // 2, stages),
                 memory_bytes=budget,
-                time_limit_s=options["time_limit_s"],
+                time_limit_s=min(options["time_limit_s"], left),
             )
         except InfeasibleError as error:
             least, reason = float(budget or 0), error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from autopart.cluster import Cluster
@@ -30,24 +31,23 @@ def solve_fitting(graph: Graph, costs: Costs, cluster: Cluster, workload: Worklo
     """As `solver.solve`, with the memory of each process as the simulator counts it.
 
     Args:
-        options: Further arguments of `solver.solve`; another try has what is left of the time limit, and no less than
-            an equal share of it.
+        options: Further arguments of `solver.solve`; all tries have one deadline. After it another try is a first plan.
 
     Raises:
         UsageError: Also where torch's schedule does not run so many microbatches.
         InfeasibleError: Also where plans by the linear rules still do not fit after some tries.
     """
-    start, limit, withheld = time.monotonic(), options.pop("time_limit_s", TIME_LIMIT_S), 0.0
-    left = limit
+    limit = options.get("time_limit_s", TIME_LIMIT_S)
+    options["deadline"] = min(options.get("deadline", inf), time.monotonic() + limit)
+    withheld = 0.0
     for _ in range(TRIES):
-        plan = solve(graph, costs, _with_less(cluster, withheld), workload, time_limit_s=left, **options)
+        plan = solve(graph, costs, _with_less(cluster, withheld), workload, **options)
         _check_runs(plan)
         plan = counted(replace(plan, cluster=cluster.to_data()), graph, costs, cluster)
         excess = max(stage.peak_memory_bytes - stage.memory_limit_bytes for stage in plan.per_stage)
         if excess <= 0:
             return plan
         withheld += MARGIN * excess
-        left = max(limit / TRIES, limit - (time.monotonic() - start))
     raise InfeasibleError(
         f"{graph.name}: no plan in {plan.strategy.stages} stages was found that fits when memory is counted by action",
         "Name more or larger devices, or give smaller microbatches.",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from autopart import partition
+from autopart import degrees, partition
 from autopart.cluster import Cluster
 from autopart.errors import InfeasibleError, UsageError
 from autopart.model_spec import load
@@ -107,3 +109,19 @@ def test_over_a_slow_network_each_rank_sends_a_slice_of_what_all_hold() -> None:
     over_the_network = 2 * slow.latency_s + sent / 2 / slow.bandwidth_bytes_per_s
     inside = 2 * fast.latency_s + sent / 2 / fast.bandwidth_bytes_per_s
     assert stage.communication_s == pytest.approx(over_the_network + inside, rel=1e-6)
+
+
+def test_all_degrees_have_one_deadline_and_equal_shares_of_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, solve = [], degrees.solve_fitting
+
+    def spying(*arguments: Any, **options: Any) -> Plan:
+        asked.append((options["time_limit_s"], options["deadline"]))
+        return solve(*arguments, **options)
+
+    monkeypatch.setattr(degrees, "solve_fitting", spying)
+    plan = planned("4xA100-80G", stages=1)
+    end = time.monotonic() + 8.0
+    assert len(asked) >= 3 and set(plan.degrees) == {"1", "2", "4"}
+    limits, deadlines = zip(*asked, strict=True)
+    assert set(limits) == {8.0 / 3}
+    assert list(deadlines) == sorted(deadlines) and deadlines[-1] < end

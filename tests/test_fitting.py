@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -66,17 +67,19 @@ def holding(monkeypatch: pytest.MonkeyPatch, excess: list[int]) -> None:
     monkeypatch.setattr(fitting, "counted", more)
 
 
-def test_another_try_has_what_is_left_of_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits, solve = [], fitting.solve
+def test_all_tries_have_one_deadline_and_the_same_limits_in_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, solve = [], fitting.solve
 
-    def spying(*arguments: Any, time_limit_s: float, **options: Any) -> Plan:
-        limits.append(time_limit_s)
-        return solve(*arguments, time_limit_s=time_limit_s, **options)
+    def spying(*arguments: Any, time_limit_s: float, deadline: float, **options: Any) -> Plan:
+        asked.append((time_limit_s, deadline))
+        return solve(*arguments, time_limit_s=time_limit_s, deadline=deadline, **options)
 
     monkeypatch.setattr(fitting, "solve", spying)
     holding(monkeypatch, [1_000_000, 1_000_000, 0])
+    start = time.monotonic()
     partition(time_limit_s=5.0)
-    assert limits[0] == 5.0 and limits[0] > limits[1] > limits[2] >= 5.0 / fitting.TRIES
+    assert len(asked) == 3 and len(set(asked)) == 1
+    assert asked[0][0] == 5.0 and start < asked[0][1] <= time.monotonic() + 5.0
 
 
 def test_a_plan_that_does_not_fit_is_made_again_with_less(monkeypatch: pytest.MonkeyPatch, asked: list[int]) -> None:

@@ -12,7 +12,6 @@ keeps few of the down-sets for each boundary, and few pairs of them for each sta
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,9 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopart.solver.bounds import simple_bound
+from autopart.solver.budget import OutOfTimeError, check
 from autopart.solver.enumeration import down_sets_within
 from autopart.solver.intervals import Extend, Intervals
-from autopart.solver.problem import Floats, Problem
+from autopart.solver.problem import Floats, Problem, totals
 from autopart.solver.recomputed_stages import best_recomputing
 from autopart.solver.score import score
 from autopart.solver.stage_costs import Members, StageCosts
@@ -54,7 +54,7 @@ def solve_down_sets(
 
     Args:
         effort: The share of the work above (down-sets, and pairs of them) that it may do.
-        deadline: In seconds of `time.monotonic`; looked at between blocks of pairs.
+        deadline: In seconds of `time.monotonic`; looked at between down-sets, and between blocks of pairs.
 
     Returns:
         An assignment that costs less than the cap, and a bound within `tolerance` of its cost: no assignment costs less
@@ -68,8 +68,11 @@ def solve_down_sets(
     lowest = simple_bound(problem)
     caps = (cap,) if math.isfinite(cap) else tuple(lowest * c for c in CAPS) if lowest else (cap,)
     for limit in caps:
-        family = _family(problem, limit, effort)
-        found = None if family is None else _best(problem, family, tolerance, limit, effort, deadline)
+        try:
+            family = _family(problem, limit, effort, deadline)
+            found = None if family is None else _best(problem, family, tolerance, limit, effort, deadline)
+        except OutOfTimeError:
+            return None
         if found is None:
             return None
         assignment, bound = found
@@ -134,7 +137,7 @@ class _Family:
     slowness: Floats
 
 
-def _family(problem: Problem, cap: float, effort: float) -> _Family | None:
+def _family(problem: Problem, cap: float, effort: float, deadline: float) -> _Family | None:
     """None if there are too many to look at."""
     share = problem.repeat * problem.work.min(axis=0)
     busy = share > 0
@@ -142,10 +145,11 @@ def _family(problem: Problem, cap: float, effort: float) -> _Family | None:
     slowness = np.where(np.isfinite(slowness), slowness, 1.0)
     sets = MOST_SETS if problem.blocks is None else MOST_TABULATED
     most = (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) / slowness
-    inside = down_sets_within(problem, share, np.cumsum(most)[:-1], _after(most)[:-1], int(effort * sets))
+    upto, rest = np.cumsum(most)[:-1], _after(most)[:-1]
+    inside = down_sets_within(problem, share, upto, rest, int(effort * sets), deadline)
     if inside is None:
         return None
-    done = inside @ share
+    done = totals(inside, share[None])[0]
     done[-1] = done.max()  # whatever the roundings
     order = np.lexsort((inside.sum(axis=1), done))
     inside, done = inside[order], done[order]
@@ -156,7 +160,7 @@ def _family(problem: Problem, cap: float, effort: float) -> _Family | None:
 def _band(problem: Problem, family: _Family, cap: float, effort: float, deadline: float) -> Intervals | None:
     """The stages that a plan of at most `cap` may have, and no few others; None if there are too many to look at."""
     inside, done, slowness = family.inside, family.done, family.slowness
-    costs = StageCosts(problem, inside)
+    costs = StageCosts(problem, inside, deadline)
     fill = costs.boundary_fill
     windows = _windows(done, (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) / slowness)
     least = np.where(windows, fill, np.inf).min(axis=1)
@@ -173,7 +177,8 @@ def _band(problem: Problem, family: _Family, cap: float, effort: float, deadline
         reached = np.flatnonzero(np.isfinite(worst))
         for before, after in _blocks(done, reached, np.flatnonzero(window), limit / slowness[s] + room):
             looked += len(before) * len(after)
-            if looked > effort * MOST_PAIRS or kept > effort * MOST_KEPT or time.monotonic() > deadline:
+            check(deadline)
+            if looked > effort * MOST_PAIRS or kept > effort * MOST_KEPT:
                 return None
             load = costs.load(s, before, after)
             within = load <= limit * (1 + ROUNDING)

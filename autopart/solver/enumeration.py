@@ -5,30 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from math import inf
 from operator import or_
 
 import numpy as np
 
-from autopart.solver.problem import Floats, Problem, membership
+from autopart.solver.budget import check
+from autopart.solver.problem import Floats, Problem, membership, totals
 from autopart.solver.stage_costs import Members
 
 # Room for the roundings of sums of work.
 ROUNDING = 1e-9
 
 
-def down_sets(problem: Problem, most: int) -> Members | None:
-    """Every down-set, by number of items, (sets, items); None if there are more than `most`."""
+def down_sets(problem: Problem, most: int, deadline: float = inf) -> Members | None:
+    """Every down-set, by number of items, (sets, items); None if there are more than `most`.
+
+    Raises:
+        OutOfTimeError: The deadline passed (of `time.monotonic`).
+    """
     everything = (1 << problem.items) - 1
     growth = _Growth(problem.ancestors, problem.successors, [0.0] * problem.items)
     found = []
     for bits, _ in growth.sets(0, everything, 1.0):
+        check(deadline)
         found.append(bits)
         if len(found) > most:
             return None
     return membership(found, problem.items)
 
 
-def down_sets_within(problem: Problem, work: Floats, upto: Floats, rest: Floats, most: int) -> Members | None:
+def down_sets_within(
+    problem: Problem, work: Floats, upto: Floats, rest: Floats, most: int, deadline: float = inf
+) -> Members | None:
     """The down-sets that may lie before a boundary, with nothing first and everything last, (sets, items).
 
     Before boundary b at most `upto[b]` work can be done, and behind it at most `rest[b]`. So an item comes before it if
@@ -40,19 +49,24 @@ def down_sets_within(problem: Problem, work: Floats, upto: Floats, rest: Floats,
         work: Of each item, (items,).
         upto, rest: Work for each boundary, (stages - 1,).
         most: Down-sets to look at, for each of the two ways.
+        deadline: In seconds of `time.monotonic`.
 
     Returns:
         Those sets, and maybe others; None if there are too many.
+
+    Raises:
+        OutOfTimeError: The deadline passed.
     """
     room = ROUNDING * float(work.sum())
-    before = membership(problem.ancestors, problem.items) @ work
-    behind = membership(problem.descendants, problem.items) @ work
+    before = totals(membership(problem.ancestors, problem.items), work[None])[0]
+    behind = totals(membership(problem.descendants, problem.items), work[None])[0]
     everything, total = (1 << problem.items) - 1, float(work.sum())
     seconds = work.tolist()
     upwards = _Growth(problem.ancestors, problem.successors, seconds)
     downwards = _Growth(problem.descendants, problem.predecessors, seconds)
     found, looked = {0, everything}, 0
     for most_before, most_behind in zip(upto + room, rest + room, strict=True):
+        check(deadline)
         first = _union(problem.ancestors, behind > most_behind)
         last = _union(problem.descendants, before > most_before)
         free = everything & ~first & ~last
@@ -65,9 +79,10 @@ def down_sets_within(problem: Problem, work: Floats, upto: Floats, rest: Floats,
         else:
             sets = ((everything & ~bits, total - sum_) for bits, sum_ in downwards.sets(last, free, most_behind))
         for bits, sum_ in sets:
+            check(deadline)
             looked += 1
             if looked > most:
-                return down_sets(problem, most)
+                return down_sets(problem, most, deadline)
             if total - most_behind <= sum_ <= most_before:
                 found.add(bits)
     return membership(sorted(found, key=lambda bits: (bits.bit_count(), bits)), problem.items)

@@ -27,7 +27,7 @@ from ortools.sat.python import cp_model
 from autopart.solver.passing import Payer, fewer, payer
 from autopart.solver.problem import Problem, membership
 from autopart.solver.segment import Boundary, Linear, Segment, fixed, largest, quiet_solver
-from autopart.solver.units import RESOLUTION, Span, in_units
+from autopart.solver.units import RESOLUTION, Span, in_units, units_in
 from autopart.solver.windows import windows
 
 # A maximum may be off by this share of the load.
@@ -73,11 +73,10 @@ class Frontiers:
         self.problem = problem
         self.units = in_units(problem, load, up=False)
         self.passing: list[dict[int, Payer]] = [{} for _ in range(problem.stages)]
-        before = membership(problem.ancestors, problem.items)
-        behind = membership(problem.descendants, problem.items)
-        self.before, self.behind = before, behind
-        self.work_before = [before @ row for row in self.units.due]
-        self.work_behind = [behind @ row for row in self.units.due]
+        self.before = membership(problem.ancestors, problem.items)
+        self.behind = membership(problem.descendants, problem.items)
+        self.work_before = units_in(self.before, self.units.due)
+        self.work_behind = units_in(self.behind, self.units.due)
         self.total = [int(row.sum()) for row in self.units.due]
         self.spent, self.allowed = 0.0, math.inf
         self.deadline = deadline

@@ -29,7 +29,7 @@ Constraints
     (7) load_p <= M, as in `problem`; where transfers are hidden, work and each transfer by themselves   `_add_loads`
     (8) memory_p <= limit_p, with the workspace by levels                          `_add_memory`
     (9) a[k,s] <= x[v,s]                    for the items v of block k             `_add_blocks`
-   (10) objective <= cap                    only plans better than the best known  `solve_program`
+   (10) objective <= cap                    only plans better than the best known  `Program`
 
 Integers: times are counted in cap / 10^7, bytes in limit / 10^7 (coarser where that would overflow), every coefficient
 rounded down and every right side up. So the program is a relaxation, by about one part in 10^4 for a thousand items:
@@ -39,85 +39,40 @@ its bound is a bound of the problem, and its assignments are valued and checked 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from itertools import chain, pairwise
+from collections.abc import Iterable
+from itertools import chain
 
 import numpy as np
 from ortools.sat.python import cp_model
 
+from autopart.solver.budget import check
+from autopart.solver.magnitudes import LEAST_SHARE, ceiling, most_bytes, workspace_levels
 from autopart.solver.problem import Floats, Problem
 from autopart.solver.stage_costs import memory_never_binds
+from autopart.solver.units import span
 from autopart.solver.windows import windows
 
 Linear = cp_model.LinearExpr | int
 
 RESOLUTION = 10_000_000
-# A cap or a limit of less than this share of what all items take together is counted as that: integers end at 10^18.
-LEAST_SHARE = 1e-6
-WORKSPACE_LEVELS = 12
 
 
-@dataclass(frozen=True)
-class ProgramResult:
-    """What CP-SAT found.
+class Program:
+    """The model; one method for each group of constraints."""
 
-    Attributes:
-        assignment: The best assignment of the relaxation, or None.
-        bound: No assignment has a lower step time than this; infinite if none exists below the cap and there is no cap.
-        complete: Whether the program was solved: `assignment` is its optimum, or there is none below the cap.
-        work: Deterministic seconds that it took.
-    """
+    def __init__(self, problem: Problem, cap: float | None, scale: float, deadline: float = math.inf) -> None:
+        """For step times near `scale` seconds, the unit of the integers being `scale / RESOLUTION`.
 
-    assignment: tuple[int, ...] | None
-    bound: float
-    complete: bool
-    work: float
-
-
-def solve_program(
-    problem: Problem, cap: float | None, scale: float, time_limit_s: float, work_limit: float, tolerance: float
-) -> ProgramResult:
-    """Find the best assignment with a step time of at most `cap` (any, if None).
-
-    Args:
-        scale: A step time near the answer, in seconds: the unit of the integers is `scale / RESOLUTION`.
-        work_limit: In CP-SAT's deterministic seconds, so that the same input stops at the same place everywhere.
-        tolerance: Relative gap at which CP-SAT may stop.
-    """
-    program = _Program(problem, cap, scale)
-    solver = cp_model.CpSolver()
-    solver.parameters.num_workers = 1
-    solver.parameters.random_seed = 0
-    solver.parameters.max_deterministic_time = max(work_limit, 1e-3)
-    solver.parameters.max_time_in_seconds = max(time_limit_s, 0.01)
-    solver.parameters.relative_gap_limit = tolerance
-    solver.parameters.log_search_progress = False
-    solver.parameters.linearization_level = 2
-    status = solver.solve(program.model)
-    work = solver.response_proto.deterministic_time
-    if status == cp_model.INFEASIBLE:
-        return ProgramResult(None, math.inf if cap is None else cap, True, work)
-    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-    bound = max(0.0, solver.best_objective_bound) * program.unit if found or status == cp_model.UNKNOWN else 0.0
-    if cap is not None:
-        bound = min(bound, cap)
-    assignment = program.assignment(solver) if found else None
-    return ProgramResult(assignment, bound, status == cp_model.OPTIMAL, work)
-
-
-class _Program:
-    """Builds the model; one method for each group of constraints."""
-
-    def __init__(self, problem: Problem, cap: float | None, scale: float) -> None:
-        self.problem = problem
+        Raises OutOfTimeError if the deadline (of `time.monotonic`) passes before the model is built.
+        """
+        self.problem, self.deadline = problem, deadline
         self.model = cp_model.CpModel()
         # A step of no time at all still needs a unit.
         self.unit = max(scale, LEAST_SHARE * ceiling(problem), 1e-12) / RESOLUTION
         self.last = problem.stages - 1
         self.y = self._windowed(cap)
         self._add_order()
-        self.last_readers = [_last_readers(problem, net.readers) for net in problem.nets]
+        self.last_readers = [span(problem, net.readers).last for net in problem.nets]
         self.z = [[self._crossing(n, b) for n in range(len(problem.nets))] for b in range(self.last)]
         self.held, self.torn = self._add_states()
         self.again = self._add_blocks()
@@ -136,6 +91,7 @@ class _Program:
 
     def stage(self, s: int) -> list[Linear]:
         """x[v,s] of every item."""
+        check(self.deadline)
         return [self.x(v, s) for v in range(self.problem.items)]
 
     def assignment(self, solver: cp_model.CpSolver) -> tuple[int, ...]:
@@ -147,12 +103,14 @@ class _Program:
     def _add_order(self) -> None:
         problem, model = self.problem, self.model
         for v in range(problem.items):
+            check(self.deadline)
             for b in range(self.last - 1):
                 self._imply(self.y[v][b], self.y[v][b + 1])
             for u in problem.predecessors[v]:
                 for b in range(self.last):
                     self._imply(self.y[v][b], self.y[u][b])
         for s in range(problem.stages) if not problem.idle else ():
+            check(self.deadline)
             model.add(sum(self.x(v, s) for v in range(problem.items)) >= 1)
 
     def _windowed(self, cap: float | None) -> list[list[Linear]]:
@@ -165,6 +123,7 @@ class _Program:
             self.model.add_bool_or([])  # an item fits nowhere
 
         def entry(v: int, b: int) -> Linear:
+            check(self.deadline)
             if b < earliest[v] or b >= latest[v]:
                 return int(b >= latest[v])
             return self.model.new_bool_var(f"y[{v},{b}]")
@@ -178,6 +137,7 @@ class _Program:
             self.model.add(a <= b)
 
     def _crossing(self, n: int, b: int) -> Linear:
+        check(self.deadline)
         net = self.problem.nets[n]
         if net.backward:
             return 0
@@ -202,6 +162,7 @@ class _Program:
         held: list[list[Linear]] = []
         torn: dict[tuple[int, int], Linear] = {}
         for r, users in enumerate(problem.users):
+            check(self.deadline)
             if len(users) == 1:
                 held.append([self.x(users[0], s) for s in stages])
                 continue
@@ -226,6 +187,7 @@ class _Program:
         again: list[list[Linear]] = []
         for s in range(problem.stages):
             row: list[Linear] = []
+            check(self.deadline)
             for k, items in enumerate(problem.blocks.items if problem.blocks is not None else ()):
                 if memory_never_binds(problem, problem.process[s]):
                     row.append(0)
@@ -298,7 +260,7 @@ class _Program:
             if memory_never_binds(problem, p):
                 continue
             limit = float(problem.limits[p])
-            unit = max(limit, LEAST_SHARE * _most_bytes(problem), 1.0) / RESOLUTION
+            unit = max(limit, LEAST_SHARE * most_bytes(problem), 1.0) / RESOLUTION
 
             def units(values: Floats, variables: Iterable[Linear], unit: float = unit) -> list[Linear]:
                 return [math.floor(c / unit) * x for c, x in zip(values, variables, strict=True) if c >= unit]
@@ -329,38 +291,8 @@ class _Program:
                 continue
             present = self.model.new_bool_var("e")
             for v in np.flatnonzero(size >= level):
+                check(self.deadline)
                 for x in chosen[int(v)]:
                     self.model.add(present >= x)
             terms.append(math.floor(step / unit) * present)
         return terms
-
-
-def ceiling(problem: Problem) -> float:
-    """No step takes longer: everything on one process at its slowest, every net crossing everywhere."""
-    relayed, touched = float(problem.transfer.sum()), float(problem.touch.sum())
-    work = problem.repeat * (float(problem.work.max(axis=0).sum()) + 2 * relayed + touched)
-    fill = problem.fill_weight * (float(problem.fill.max(axis=0).sum()) + relayed)
-    if problem.blocks is not None:
-        work += (problem.repeat + problem.fill_weight) * float(problem.blocks.again.sum())
-    return work + fill + float(problem.update.sum() + problem.sync.sum())
-
-
-def _most_bytes(problem: Problem) -> float:
-    """No process holds more than this for each of its stages."""
-    tables = (problem.saved.max(axis=0), problem.workspace, problem.state_bytes, problem.send, problem.receive)
-    return float(sum(table.sum() for table in tables))
-
-
-def workspace_levels(workspace: Floats) -> list[tuple[float, float]]:
-    """(level, rise above the level below): the largest distinct workspaces, what lies between rounded down."""
-    distinct = sorted({float(w) for w in workspace if w > 0})
-    if len(distinct) > WORKSPACE_LEVELS:
-        picks = np.linspace(0, len(distinct) - 1, WORKSPACE_LEVELS).astype(int)
-        distinct = [distinct[i] for i in picks]
-    return [(level, level - below) for below, level in pairwise([0.0, *distinct])]
-
-
-def _last_readers(problem: Problem, readers: Sequence[int]) -> list[int]:
-    """The readers that lead to no other reader of the net."""
-    bits = sum(1 << r for r in readers)
-    return [r for r in readers if not problem.descendants[r] & bits & ~(1 << r)]

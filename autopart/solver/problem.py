@@ -45,6 +45,10 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 
+# Flags of items that are numbers at a time.
+FLAGS_AT_A_TIME = 1 << 22
+
+
 @dataclass(frozen=True)
 class Net:
     """A value: the item that makes it and the items that read it (not the producer itself).
@@ -190,3 +194,15 @@ def membership(sets: Sequence[int], items: int) -> NDArray[np.bool_]:
     width = (items + 7) // 8
     packed = np.frombuffer(b"".join(bits.to_bytes(width, "little") for bits in sets), dtype=np.uint8)
     return np.unpackbits(packed.reshape(len(sets), width), axis=1, count=items, bitorder="little").astype(bool)
+
+
+def totals(inside: NDArray[np.bool_], table: Floats) -> Floats:
+    """What each set (sets, items) has of each row of a table (rows, items): (rows, sets).
+
+    By blocks of sets: flags as numbers take eight times the memory, which the sets of a large graph do not leave.
+    """
+    found = np.empty((len(table), len(inside)))
+    block = max(1, FLAGS_AT_A_TIME // max(inside.shape[1], 1))
+    for start in range(0, len(inside), block):
+        found[:, start : start + block] = table @ inside[start : start + block].T.astype(float)
+    return found

@@ -21,13 +21,15 @@ import numpy as np
 
 from autopart.solver.boundaries import solve_boundaries
 from autopart.solver.bounds import containment_bound, simple_bound
+from autopart.solver.budget import Budget, fair
 from autopart.solver.down_sets import solve_down_sets
 from autopart.solver.folding import fold
-from autopart.solver.integer_program import ceiling, solve_program
+from autopart.solver.magnitudes import ceiling
 from autopart.solver.neighbourhoods import improve
 from autopart.solver.orders import orders, shuffled
 from autopart.solver.prefixes import coarsened, cut_order, even_out
 from autopart.solver.problem import Problem
+from autopart.solver.program_search import solve_program
 from autopart.solver.recombination import recombined
 from autopart.solver.score import score
 from autopart.solver.windows import unite_fixed
@@ -81,29 +83,6 @@ class Answer:
         return self.value * (1 - tolerance) > self.bound
 
 
-@dataclass(frozen=True)
-class Budget:
-    """What a layer may spend.
-
-    Attributes:
-        tolerance: The gap at which the search ends.
-        seconds: The whole time limit; layers derive their limits in work from it.
-        deadline: When it ends, on the clock of `time.monotonic`.
-    """
-
-    tolerance: float
-    seconds: float
-    deadline: float
-
-    @property
-    def left(self) -> float:
-        return self.deadline - time.monotonic()
-
-    def until(self, share: float) -> float:
-        """The deadline of a layer that may take so much of the time limit."""
-        return min(self.deadline, time.monotonic() + share * self.seconds)
-
-
 Layer = Callable[[Problem, Answer, Budget], Answer]
 
 
@@ -115,21 +94,26 @@ def search(
     cap: float = math.inf,
     without: Collection[str] = (),
     enough: float = math.inf,
+    deadline: float = math.inf,
 ) -> Answer:
     """Find a plan within `tolerance` of the best and prove it, or say what ran out.
 
     Args:
+        time_limit_s: Wall time; limits in work follow from it.
         start: A first plan.
         cap: Only plans faster than this are looked for; without one, the answer has no assignment.
         without: Layers and narrowings to leave out, by name.
         enough: A bound at which the search ends with the plan it has: better ones are known elsewhere.
+        deadline: In seconds of `time.monotonic`, where the clock may end the search before the time limit does. One
+            first plan is tried in any case.
     """
     answer = _better(problem, Answer(None, cap, 0.0, "proof", "nothing"), start)
-    budget = Budget(tolerance, time_limit_s, time.monotonic() + time_limit_s)
+    budget = Budget.of(tolerance, time_limit_s, deadline)
     answer = _through(FIRST, problem, answer, budget, without)
     small, united, narrowed_at = problem, list(range(problem.items)), math.inf
     for name, layer in DEEP.items():
-        if not answer.open(tolerance) or (answer.assignment is not None and answer.bound >= enough):
+        known_elsewhere = answer.assignment is not None and answer.bound >= enough
+        if not answer.open(tolerance) or known_elsewhere or budget.left <= 0:
             break
         if name in without:
             continue
@@ -141,7 +125,8 @@ def search(
         answer = layer(small, answer, budget)
     if answer.open(tolerance):
         answer = dataclasses.replace(answer, stopped_by="time limit" if budget.left <= 0 else "work limit")
-    answer = _evened(small, answer, tolerance)
+    if budget.left > 0:
+        answer = _evened(small, answer, tolerance)
     if answer.assignment is None:
         return answer
     return dataclasses.replace(answer, assignment=tuple(answer.assignment[item] for item in united))
@@ -154,6 +139,7 @@ def search_any(
     start: tuple[int, Sequence[int]] | None = None,
     without: Collection[str] = (),
     enough: float = math.inf,
+    deadline: float = math.inf,
 ) -> tuple[int, Answer]:
     """The best plan of several problems, of which any may be solved; the bound holds for all of them.
 
@@ -163,36 +149,51 @@ def search_any(
     Args:
         start: A first plan, and which problem it is one of.
         enough: As in `search`, where there is one problem.
+        deadline: As in `search`; all problems share what is left until then.
 
     Returns:
         Which problem has the plan, and the answer.
     """
-    begin = time.monotonic()
+    budget = Budget.of(tolerance, time_limit_s, deadline)
     starts = {} if start is None else dict([start])
     if len(problems) == 1:
-        return 0, search(problems[0], tolerance, time_limit_s, starts.get(0), without=without, enough=enough)
-    shallow = {*DEEP, *NARROWINGS, *without}
-    first = [
-        search(problem, tolerance, time_limit_s / 4, starts.get(i), without=shallow)
-        for i, problem in enumerate(problems)
-    ]
+        known = starts.get(0)
+        return 0, search(problems[0], tolerance, time_limit_s, known, math.inf, without, enough, deadline)
+    first = _first_of_each(problems, starts, budget, without)
     order = sorted(range(len(problems)), key=lambda i: (first[i].value, first[i].bound, i))
     best, answer = order[0], first[order[0]]
-    bounds, reasons = [], set()
+    bounds, reasons, seconds = [], set(), time_limit_s
     for rank, i in enumerate(order):
-        found = first[i]
+        found, rest = first[i], len(problems) - rank
         if answer.value * (1 - tolerance) > found.bound:
-            left = max(0.0, time_limit_s - (time.monotonic() - begin)) / (len(problems) - rank)
             known = found.assignment if found.value <= answer.value else None
-            found = search(problems[i], tolerance, left, known, answer.value, {"first plans", *without})
+            own, until = seconds / rest, fair(budget.deadline, rest)
+            others = {"first plans", *without}
+            found = search(problems[i], tolerance, own, known, answer.value, others, deadline=until)
             if found.assignment is not None and found.value <= answer.value:
                 best, answer = i, found
             reasons.add(found.stopped_by)
+            if found.stopped_by != "proof":  # what closes at once leaves its share to the others
+                seconds -= own
         bounds.append(found.bound)
     bound = min(answer.value, *bounds)
     unproven = answer.value * (1 - tolerance) > bound
     stopped: Stop = "proof" if not unproven else "time limit" if "time limit" in reasons else "work limit"
     return best, dataclasses.replace(answer, bound=bound, stopped_by=stopped)
+
+
+def _first_of_each(
+    problems: Sequence[Problem], starts: Mapping[int, Sequence[int]], budget: Budget, without: Collection[str]
+) -> list[Answer]:
+    """Bounds and first plans; no more plans when their share of the time is over and there is one."""
+    shallow, end = {*DEEP, *NARROWINGS, *without}, budget.until(FIRST_SHARE)
+    found: list[Answer] = []
+    for i, problem in enumerate(problems):
+        late = time.monotonic() > end and any(answer.assignment is not None for answer in found)
+        left_out = {"first plans", *shallow} if late else shallow
+        own = fair(end, len(problems) - i)
+        found.append(search(problem, budget.tolerance, budget.seconds, starts.get(i), without=left_out, deadline=own))
+    return found
 
 
 def _through(
@@ -266,7 +267,8 @@ def _without_limits(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     if problem.blocks is None:
         return answer
     free = dataclasses.replace(problem, blocks=None, limits=np.full(problem.processes, np.inf))
-    found = search(free, budget.tolerance / 2, FREE_SHARE * budget.seconds, answer.assignment)
+    limit, until = FREE_SHARE * budget.seconds, budget.deadline
+    found = search(free, budget.tolerance / 2, limit, answer.assignment, deadline=until)
     return _raised(_better(problem, answer, found.assignment), found.bound, found.method)
 
 

@@ -9,21 +9,22 @@ from math import inf
 
 from autopart.cluster import Cluster
 from autopart.costs import Costs
-from autopart.errors import CaptureError, InfeasibleError, LimitError, UsageError
+from autopart.errors import CaptureError, InfeasibleError, LimitError
 from autopart.graph import Graph
 from autopart.plan import Plan
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver.bounds import simple_bound
+from autopart.solver.budget import Budget
 from autopart.solver.describe import Choice, describe
 from autopart.solver.device_orders import Order, device_orders
 from autopart.solver.granularity import Granularity, block_groups
 from autopart.solver.infeasible import explain
 from autopart.solver.lowering import Lowered, lower
 from autopart.solver.reductions import condense
+from autopart.solver.request_check import check_options, stage_count
 from autopart.solver.search import Answer, first_plan, search_any
-from autopart.workload import OPTIMIZER_STATES, Workload
+from autopart.workload import Workload
 
-GRANULARITIES = ("auto", "block", "operator")
 # Of the time limit, what the search for fewer stages and the one between blocks may take at most.
 SIDE_SHARE = 0.2
 # Wall time for finding what would make an infeasible request fit, by default.
@@ -44,6 +45,7 @@ def solve(
     time_limit_s: float = 30.0,
     explain_s: float = EXPLAIN_S,
     enough: float = inf,
+    deadline: float = inf,
 ) -> Plan:
     """Assign every call of the graph to a pipeline stage so that one step is as fast as possible.
 
@@ -53,10 +55,11 @@ def solve(
         granularity: "operator" (cuts anywhere legal), "block" (between blocks only), or "auto": between blocks, unless
             cuts anywhere gain more than `threshold` (a share of the step time).
         tolerance: The gap, (value - bound) / value, at which a plan counts as optimal and the search ends.
-        time_limit_s: Wall time after which the best plan so far is returned.
+        time_limit_s: Wall time after which the best plan so far is returned; limits in work follow from it.
         explain_s: Wall time for finding what would make an infeasible request fit; 0: the error does not say.
         enough: A step time that is known to be possible otherwise: once no plan can be faster, the search ends with the
             plan it has.
+        deadline: In seconds of `time.monotonic`, where the clock may end the search before the time limit does.
 
     Returns:
         The plan. `lower_bound_s` holds for every legal split into that many stages, between blocks or not, unless
@@ -69,55 +72,17 @@ def solve(
         LimitError: The time limit was reached without a plan.
     """
     start = time.monotonic()
-    _check(granularity, threshold, tolerance, time_limit_s, workload)
-    count = _stage_count(cluster, workload, stages)
-    request = _Request(graph, costs, cluster, workload, granularity, threshold, tolerance, enough)
+    check_options(granularity, threshold, tolerance, time_limit_s, workload)
+    count = stage_count(cluster, workload, stages)
+    request = _Request(graph, costs, cluster, workload, granularity, threshold, enough)
+    budget = Budget.of(tolerance, time_limit_s, deadline)
     try:
-        choice = request.best(count, time_limit_s) if stages != "auto" else request.automatic(count, time_limit_s)
+        choice = request.best(count, budget) if stages != "auto" else request.automatic(count, budget)
     except _DoesNotFit as refusal:
         if not explain_s:
             raise InfeasibleError(f"{graph.name}: {refusal}") from None
         raise explain(graph, costs, cluster, workload, refusal.lowered, explain_s) from None
     return describe(choice, graph, costs, cluster, workload, model, tolerance, time.monotonic() - start)
-
-
-def _check(granularity: str, threshold: float, tolerance: float, time_limit_s: float, workload: Workload) -> None:
-    if granularity not in GRANULARITIES:
-        raise UsageError(f"granularity must be one of {', '.join(GRANULARITIES)}; not {granularity!r}")
-    if not 0 <= threshold < 1 or not 0 <= tolerance < 1:
-        raise UsageError(f"threshold and tolerance are shares between 0 and 1, not {threshold!r} and {tolerance!r}")
-    if not time_limit_s > 0:
-        raise UsageError(f"time_limit_s must be more than 0, not {time_limit_s!r}")
-    if workload.schedule not in SCHEDULES:
-        raise UsageError(f"schedule must be one of {', '.join(SCHEDULES)}; not {workload.schedule!r}")
-    if workload.optimizer not in OPTIMIZER_STATES:
-        raise UsageError(f"optimizer must be one of {', '.join(OPTIMIZER_STATES)}; not {workload.optimizer!r}")
-
-
-def _stage_count(cluster: Cluster, workload: Workload, stages: int | str) -> int:
-    per_process = SCHEDULES[workload.schedule].stages_per_process
-    places = len(cluster.devices) * per_process
-    # torch's 1F1B fills the pipeline with a microbatch for each stage before anything flows back.
-    filled = workload.schedule != "1f1b" or workload.mode == "inference" or workload.microbatches >= places
-    if stages == "auto":
-        return places if filled else workload.microbatches
-    if not isinstance(stages, int) or isinstance(stages, bool) or stages < 1:
-        raise UsageError(f'stages must be a positive number or "auto", not {stages!r}')
-    if stages > places:
-        raise UsageError(
-            f"{stages} stages need {-(-stages // per_process)} devices, and the cluster has {len(cluster.devices)}",
-            f"Ask for at most {places} stages with this schedule, or name more devices.",
-        )
-    if not filled and stages > workload.microbatches:
-        raise UsageError(
-            f"schedule 1f1b needs a microbatch for each of {stages} stages, not {workload.microbatches} in all",
-            "Ask for more microbatches or fewer stages, or for schedule gpipe.",
-        )
-    if stages % per_process:
-        raise UsageError(
-            f"the schedule {workload.schedule!r} puts {per_process} stages on each process; {stages} is not a multiple"
-        )
-    return stages
 
 
 def first_value(
@@ -129,8 +94,12 @@ def first_value(
     granularity: str = "auto",
     to_beat: float = inf,
     order: Sequence[int] | None = None,
+    deadline: float = inf,
 ) -> float:
     """Step time of a first plan with this many stages, found in a moment; on the first devices of the order given.
+
+    Args:
+        deadline: In seconds of `time.monotonic`; the plan is the best until then.
 
     Returns:
         Infinity where no plan was found, or none can be faster than `to_beat`. Cuts fall between blocks where there are
@@ -144,7 +113,7 @@ def first_value(
     problem = operators if granularity == "operator" else condense(lowered.problem, [*lowered.groups, *blocks])[0]
     if problem.items < stages and granularity == "auto":
         problem = operators
-    return first_plan(problem, inf, inf)[1] if problem.items >= stages else inf
+    return first_plan(problem, inf, deadline)[1] if problem.items >= stages else inf
 
 
 class _DoesNotFit(Exception):
@@ -167,70 +136,92 @@ class _Request:
     workload: Workload
     granularity: str
     threshold: float
-    tolerance: float
     enough: float
 
-    def automatic(self, places: int, time_limit_s: float) -> Choice:
+    def automatic(self, places: int, budget: Budget) -> Choice:
         """As many stages as there are places (or as can be filled), unless fewer are faster."""
-        per_process = SCHEDULES[self.workload.schedule].stages_per_process
-        reasons: dict[int, str] = {}
-        for most in range(places, 0, -per_process):
+        choice, reasons = self._most(places, budget.leaving(SIDE_SHARE))
+        most = min([*reasons, places]) if choice is None else choice.lowered.problem.stages
+        to_beat = inf if choice is None else choice.value * (1 - budget.tolerance)
+        count = self._promising(most, to_beat, budget.leaving(SIDE_SHARE / 2).deadline)
+        other = None
+        if count:
             try:
-                choice = self.best(most, time_limit_s * (1 - SIDE_SHARE))
-                break
-            except (CaptureError, _DoesNotFit) as error:
-                if most <= per_process:
-                    raise
-                reasons[most] = str(error).partition("\n")[0]
-        if most < places:
-            choice = choice.noting(self._used(most, reasons[places]))
-        count, value = 0, choice.value * (1 - self.tolerance)
-        for fewer in range(most - per_process, 0, -per_process):
-            found = self._first(fewer, value)
-            if found < value:
-                count, value = fewer, found
-        if not count:
+                other = self.best(count, budget.part(SIDE_SHARE))
+            except (LimitError, _DoesNotFit) as error:
+                reasons[count] = error
+        if choice is not None and (other is None or other.value >= choice.value):
             return choice
-        try:
-            other = self.best(count, time_limit_s * SIDE_SHARE)
-        except (LimitError, _DoesNotFit):
-            return choice
-        if other.value >= choice.value:
-            return choice
+        if other is None:
+            raise self._why_none(reasons)
+        if choice is None:
+            return other.noting(self._used(count, _sentence(reasons[places])))
         reason = f"with {most} stages the step is predicted to take {choice.value:.4g} s instead of {other.value:.4g} s"
         return other.noting(self._used(count, reason))
 
-    def _used(self, count: int, reason: str) -> str:
-        per_process = SCHEDULES[self.workload.schedule].stages_per_process
-        what = "devices" if self.cluster.inside is None else "groups of devices"
-        return f"{count // per_process} of {len(self.cluster)} {what} are used: {reason}"
+    def _most(self, places: int, budget: Budget) -> tuple[Choice | None, dict[int, Exception]]:
+        """The plan with the most stages that has one, if it is found in time, and why more have none."""
+        reasons: dict[int, Exception] = {}
+        for stages in range(places, 0, -self._per_process):
+            if reasons and budget.left <= 0:
+                break
+            try:
+                choice = self.best(stages, budget)
+            except (CaptureError, LimitError, _DoesNotFit) as error:
+                reasons[stages] = error
+            else:
+                return (choice.noting(self._used(stages, _sentence(reasons[places]))) if reasons else choice), reasons
+        return None, reasons
 
-    def _first(self, stages: int, to_beat: float) -> float:
+    def _promising(self, most: int, to_beat: float, deadline: float) -> int:
+        """The number of stages, fewer than `most`, of the fastest first plan; 0 if none is faster than `to_beat`."""
+        count = 0
+        for fewer in range(most - self._per_process, 0, -self._per_process):
+            found = self._first(fewer, to_beat, deadline)
+            if found < to_beat:
+                count, to_beat = fewer, found
+        return count
+
+    def _why_none(self, reasons: dict[int, Exception]) -> Exception:
+        """Of numbers of stages that have no plan: the limit, if it was hit, for what others are proven says no more."""
+        limits = [reason for reason in reasons.values() if isinstance(reason, LimitError)]
+        if not limits and min(reasons) > self._per_process:
+            return _limit_hit(f"fewer than {min(reasons)} stages")
+        return limits[0] if limits else reasons[min(reasons)]
+
+    @property
+    def _per_process(self) -> int:
+        return SCHEDULES[self.workload.schedule].stages_per_process
+
+    def _used(self, count: int, reason: str) -> str:
+        what = "devices" if self.cluster.inside is None else "groups of devices"
+        return f"{count // self._per_process} of {len(self.cluster)} {what} are used: {reason}"
+
+    def _first(self, stages: int, to_beat: float, deadline: float) -> float:
         """Step time of the fastest first plan with so many stages, on any devices; `to_beat` if none is faster."""
         for order in self._orders(stages):
-            value = first_value(
-                self.graph, self.costs, self.cluster, self.workload, stages, self.granularity, to_beat, order
-            )
-            to_beat = min(to_beat, value)
+            if time.monotonic() > deadline:
+                break
+            asked = self.graph, self.costs, self.cluster, self.workload, stages, self.granularity
+            to_beat = min(to_beat, first_value(*asked, to_beat, order, deadline))
         return to_beat
 
     def _orders(self, stages: int) -> list[Order]:
-        return device_orders(self.cluster, stages // SCHEDULES[self.workload.schedule].stages_per_process)
+        return device_orders(self.cluster, stages // self._per_process)
 
-    def best(self, stages: int, time_limit_s: float) -> Choice:
+    def best(self, stages: int, budget: Budget) -> Choice:
         """The plan with exactly this many stages, cut as the granularity says."""
-        start = time.monotonic()
         shapes = self._shapes(stages)
         groups = shapes[0].groups
         blocks = [tuple(calls) for calls in block_groups(self.graph, shapes[0].calls).values()]
         answers: dict[Granularity, _Found] = {}
         if self.granularity != "operator" and (blocks or self.granularity == "block"):
-            found = self._search(shapes, [*groups, *blocks], time_limit_s * SIDE_SHARE, None)
+            found = self._search(shapes, [*groups, *blocks], budget.part(SIDE_SHARE), None)
             if found is not None and (found.answer.assignment is not None or self.granularity == "block"):
                 answers["block"] = found
         if self.granularity != "block":
             first = answers.get("block")
-            found = self._search(shapes, groups, time_limit_s - (time.monotonic() - start), first)
+            found = self._search(shapes, groups, budget, first)
             if found is not None:
                 answers["operator"] = found
         return self._choose(shapes, answers)
@@ -241,7 +232,7 @@ class _Request:
         return [lower(self.graph, self.costs, self.cluster, self.workload, stages, order) for order in orders]
 
     def _search(
-        self, shapes: Sequence[Lowered], groups: Sequence[tuple[int, ...]], limit: float, first: _Found | None
+        self, shapes: Sequence[Lowered], groups: Sequence[tuple[int, ...]], budget: Budget, first: _Found | None
     ) -> _Found | None:
         """The best plan with these items united; None if there are too few of them."""
         condensed = [condense(lowered.problem, groups) for lowered in shapes]
@@ -252,7 +243,8 @@ class _Request:
         if first is not None:
             stage = dict(zip(united, first.by_call, strict=True))
             start = first.which, [stage[item] for item in range(problems[0].items)]
-        which, answer = search_any(problems, self.tolerance, limit, start, enough=self.enough)
+        limits = budget.tolerance, budget.seconds
+        which, answer = search_any(problems, *limits, start, enough=self.enough, deadline=budget.deadline)
         return _Found(which, answer, united)
 
     def _choose(self, shapes: Sequence[Lowered], answers: dict[Granularity, _Found]) -> Choice:
@@ -269,10 +261,7 @@ class _Request:
         if not values:
             if next(iter(answers.values())).answer.bound == inf:
                 raise _DoesNotFit(shapes[0])
-            raise LimitError(
-                f"no plan for {stages} stages was found within the time limit, and none was proven impossible",
-                "Raise the time limit, or ask for fewer microbatches or more devices.",
-            )
+            raise _limit_hit(f"{stages} stages")
         name = min(values, key=lambda n: (values[n], n))
         bound_of = answers.get("operator", answers[name]).answer
         if self.granularity == "auto" and "block" in values:
@@ -293,6 +282,18 @@ class _Request:
             best_of_granularity=chosen.answer.bound,
             method=bound_of.method,
         )
+
+
+def _limit_hit(what: str) -> LimitError:
+    return LimitError(
+        f"no plan for {what} was found within the time limit, and none was proven impossible",
+        "Raise the time limit, or ask for fewer microbatches or more devices.",
+    )
+
+
+def _sentence(reason: Exception) -> str:
+    """The first line of an error."""
+    return str(reason).partition("\n")[0]
 
 
 @dataclasses.dataclass(frozen=True)

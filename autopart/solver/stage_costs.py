@@ -16,17 +16,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autopart.solver.problem import Floats, Net, Problem
+from autopart.solver.budget import check
+from autopart.solver.problem import FLAGS_AT_A_TIME, Floats, Net, Problem
 
 Members = NDArray[np.bool_]
 Rows = slice | NDArray[np.int64]
 
-# Down-sets described at a time.
-CHUNK = 4096
 # Sums of bytes are differences of sums here, so they are compared with limits this much wider.
 ROUNDING = 1e-12
 
@@ -38,9 +38,13 @@ class StageCosts:
 
     Args:
         inside: Which items each down-set holds, (sets, items).
+        deadline: In seconds of `time.monotonic`; looked at while down-sets are described.
+
+    Raises:
+        OutOfTimeError: The deadline passed.
     """
 
-    def __init__(self, problem: Problem, inside: Members) -> None:
+    def __init__(self, problem: Problem, inside: Members, deadline: float = inf) -> None:
         self.problem, self.inside = problem, inside
         sets, stages = len(inside), problem.stages
         self._words = _words(inside)
@@ -56,8 +60,10 @@ class StageCosts:
         self._bytes_before, self._bytes_after = np.zeros(shape), np.zeros(shape)
         self._fill_before, self._fill_after = np.zeros(shape), np.zeros(shape)
         relayed = np.flatnonzero(np.concatenate([problem.transfer, problem.send, problem.receive]).any(axis=0))
-        for start in range(0, sets, CHUNK):
-            self._describe(slice(start, start + CHUNK), pinned, relayed)
+        chunk = max(1, FLAGS_AT_A_TIME // max(problem.items, 1))
+        for start in range(0, sets, chunk):
+            check(deadline)
+            self._describe(slice(start, start + chunk), pinned, relayed)
 
     def _describe(self, rows: slice, pinned: _Pinned, relayed: NDArray[np.int64]) -> None:
         """Fill in the rows of some down-sets."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autopart.solver.problem import Floats, Problem
+from autopart.solver.problem import Floats, Problem, totals
 from autopart.solver.stage_costs import memory_never_binds
 
 Integers = NDArray[np.int64]
@@ -26,6 +26,8 @@ RESOLUTION = 100_000_000
 # Nothing counts as more: far above any limit, and sums of it are no overflow.
 MOST = 10.0**13
 WORKSPACE_LEVELS = 12
+# Units are summed in two halves, each as floats and yet exactly.
+HALF = 1 << 24
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +141,15 @@ def in_units(problem: Problem, load: float, up: bool) -> Units:
             -1 if memory_never_binds(problem, p) else math.floor(problem.limits[p] / byte) for p in problem.process
         ),
     )
+
+
+def units_in(inside: NDArray[np.bool_], table: Integers) -> Integers:
+    """What each set (sets, items) has of each row of a table (rows, items), exactly: (rows, sets).
+
+    Sums of floats are many times faster than those of whole numbers, and exact below 2^53, as sums of halves are.
+    """
+    high, low = (totals(inside, half.astype(float)).astype(np.int64) for half in np.divmod(table, HALF))
+    return high * HALF + low
 
 
 def _with_states(

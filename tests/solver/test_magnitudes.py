@@ -11,7 +11,8 @@ from partition_oracle import optimum
 from random_problems import random_problem
 
 from autopart.solver.boundaries import solve_boundaries
-from autopart.solver.integer_program import ceiling, solve_program
+from autopart.solver.magnitudes import ceiling
+from autopart.solver.program_search import solve_program
 
 EXACT = 1e-4
 PROPERTY = settings(max_examples=60, deadline=None, derandomize=True)

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,9 +11,11 @@ from random_problems import foldable_problem, random_problem
 
 from autopart.solver.bounds import containment_bound, simple_bound
 from autopart.solver.down_sets import solve_down_sets
-from autopart.solver.integer_program import ceiling, solve_program
+from autopart.solver.magnitudes import ceiling
+from autopart.solver.program_search import solve_program
 from autopart.solver.score import score
 from autopart.solver.search import DEEP, FIRST, NARROWINGS, search, search_any
+from autopart.solver.units import MOST, units_in
 
 EXACT = 1e-4
 
@@ -103,3 +106,47 @@ def test_an_exhausted_time_limit_is_said_and_the_bound_still_holds():
     answer = search(problem, 0.0, 1e-9)
     assert answer.assignment is not None
     assert answer.bound <= optimum(problem) * (1 + 1e-9)
+
+
+@pytest.fixture
+def begun(monkeypatch):
+    """The layers that are begun, in turn, among them how many first plans."""
+    names = []
+    for name, layer in [*FIRST.items(), *DEEP.items()]:
+
+        def counting(*arguments, name=name, layer=layer):
+            names.append(name)
+            return layer(*arguments)
+
+        monkeypatch.setitem(FIRST if name in FIRST else DEEP, name, counting)
+    return names
+
+
+@pytest.mark.parametrize("past", [{"time_limit_s": 1e-9}, {"time_limit_s": 30.0, "deadline": 0.0}])
+def test_nothing_is_begun_after_the_deadline_but_a_first_plan(begun, past):
+    problem = random_problem(11, items=8, stages=3, schedule="1f1b", tight=False)
+    answer = search(problem, 0.0, **past)
+    assert answer.assignment is not None and answer.stopped_by == "time limit"
+    assert begun == list(FIRST)
+
+
+def test_after_the_deadline_one_first_plan_is_enough_for_all_problems(begun):
+    problems = [random_problem(seed, items=8, stages=3, schedule="1f1b", tight=False) for seed in range(11, 17)]
+    which, answer = search_any(problems, 0.0, 30.0, deadline=0.0)
+    assert legal(problems[which], answer.assignment) and answer.stopped_by == "time limit"
+    assert begun.count("first plans") == 1 and not {*begun} & {*DEEP}
+    assert answer.bound <= min(optimum(problem) for problem in problems) * (1 + 1e-9)
+
+
+def test_exact_methods_give_up_after_the_deadline():
+    problem = random_problem(11, items=8, stages=3, schedule="1f1b", tight=False)
+    assert solve_down_sets(problem, EXACT, deadline=0.0) is None
+    late = solve_program(problem, None, ceiling(problem) / 100, 0.0, 10.0, EXACT)
+    assert (late.assignment, late.bound, late.complete) == (None, 0.0, False)
+
+
+def test_units_are_summed_exactly():
+    rows = np.random.default_rng(0).integers(0, int(MOST), (3, 5000))
+    inside = np.random.default_rng(1).random((50, 5000)) < 0.5
+    truth = [[sum(int(x) for x in row[flags]) for flags in inside] for row in rows]
+    assert units_in(inside, rows).tolist() == truth

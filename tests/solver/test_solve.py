@@ -1,19 +1,23 @@
 """Plans of captured models: their values, limits, refusals and promises."""
 
 import dataclasses
+import importlib
 import json
 import math
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from plan_oracle import crossings, least_memory, stages_of_state, step_time
 
 from autopart.costs import NodeTime
-from autopart.errors import CaptureError, InfeasibleError, UsageError
+from autopart.errors import CaptureError, InfeasibleError, LimitError, UsageError
 from autopart.plan import Plan
 from autopart.solver import solve
+
+solve_module = importlib.import_module("autopart.solver.solve")  # its name is that of the function
 
 CASES = ["gpt2", "t5"]
 
@@ -163,6 +167,87 @@ def test_fewer_stages_are_chosen_only_with_a_reason(gpt2):
     plan = solve(graph, costs, dataclasses.replace(cluster, intra_node=slow), workload)
     assert plan.strategy.stages == 1
     assert any("1 of 4 devices are used" in note for note in plan.notes)
+
+
+@pytest.fixture
+def slow_gpt2(gpt2):
+    """Arguments of `solve` for a model that gains from every device: its calls take much longer than transfers."""
+    graph, costs, cluster, workload = gpt2.on("4xA100-80G")
+    times = {
+        device: {
+            name: NodeTime(*(1e4 * s for s in (t.forward_s, t.backward_input_s, t.backward_weight_s)))
+            for name, t in row.items()
+        }
+        for device, row in costs.times.items()
+    }
+    return graph, dataclasses.replace(costs, times=times), cluster, workload
+
+
+@pytest.fixture
+def promising(monkeypatch):
+    """First plans of fewer stages promise a step of no time at all."""
+    monkeypatch.setattr(solve_module, "first_value", lambda *arguments: 0.0)
+
+
+def limited(monkeypatch, counts):
+    """The limit is hit for these numbers of stages."""
+    best = solve_module._Request.best
+
+    def hit(self, stages, budget):
+        if stages in counts:
+            raise LimitError(f"no plan for {stages} stages was found")
+        return best(self, stages, budget)
+
+    monkeypatch.setattr(solve_module._Request, "best", hit)
+
+
+def test_a_plan_with_fewer_stages_that_promised_more_than_it_keeps_is_not_taken(slow_gpt2, promising):
+    assert solve(*slow_gpt2).strategy.stages == 4
+
+
+def test_the_plan_with_most_stages_is_kept_if_none_is_found_with_fewer(slow_gpt2, promising, monkeypatch):
+    limited(monkeypatch, {1, 2, 3})
+    assert solve(*slow_gpt2).strategy.stages == 4
+
+
+def test_fewer_stages_are_tried_where_the_limit_is_hit_with_most(slow_gpt2, monkeypatch):
+    limited(monkeypatch, {4})
+    plan = solve(*slow_gpt2)
+    assert plan.strategy.stages == 3
+    assert any("3 of 4 devices are used: no plan for 4 stages was found" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("past", [False, True])
+def test_a_limit_that_is_hit_with_every_number_of_stages_is_said(slow_gpt2, monkeypatch, past):
+    limited(monkeypatch, {1, 2, 3, 4})
+    with pytest.raises(LimitError, match="no plan for 4 stages"):
+        solve(*slow_gpt2, deadline=0.0 if past else math.inf)
+
+
+def test_after_the_deadline_a_proof_that_most_stages_do_not_fit_is_none_for_fewer(slow_gpt2, monkeypatch):
+    def impossible(self, stages, budget):
+        raise solve_module._DoesNotFit(self._shapes(stages)[0])
+
+    monkeypatch.setattr(solve_module._Request, "best", impossible)
+    with pytest.raises(LimitError, match="fewer than 4 stages"):
+        solve(*slow_gpt2, deadline=0.0)
+    with pytest.raises(InfeasibleError):
+        solve(*slow_gpt2, explain_s=0.0)
+
+
+def test_all_searches_have_one_deadline_and_their_shares_of_the_work(slow_gpt2, promising, monkeypatch):
+    asked, search_any = [], solve_module.search_any
+
+    def spying(problems, tolerance, time_limit_s, *arguments, deadline, **options):
+        asked.append((time_limit_s, deadline))
+        return search_any(problems, tolerance, time_limit_s, *arguments, deadline=deadline, **options)
+
+    monkeypatch.setattr(solve_module, "search_any", spying)
+    end = time.monotonic() + 20.0
+    solve(*slow_gpt2, time_limit_s=1000.0, deadline=end)
+    # Between blocks and anywhere, with four stages and with fewer.
+    assert [seconds for seconds, _ in asked] == pytest.approx([160.0, 800.0, 40.0, 200.0])
+    assert all(deadline <= end for _, deadline in asked)
 
 
 @pytest.mark.parametrize("schedule", ["interleaved1f1b", "zbv"])
