@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -77,6 +78,11 @@ def compare(plan: Plan, record: Record) -> Comparison:
     return Comparison(tuple(figures), tuple(operators(plan, record)), tuple(notes))
 
 
+def left_s(whole_s: float, part_s: float) -> float:
+    """Seconds of a whole beside one of its parts; what rounding of the sums leaves is nothing."""
+    return 0.0 if math.isclose(whole_s, part_s, rel_tol=1e-9) else whole_s - part_s
+
+
 def _check_same(plan: Plan, record: Record) -> None:
     """Whether the record's plan is this one, and was run as it says."""
     theirs = record.plan
@@ -116,7 +122,7 @@ def _of_processes(plan: Plan, record: Record, simulation: Simulation) -> Iterato
         processes = [process for process in record.processes if process.place == place]
         stages = [plan.per_stage[s] for s in simulation.stages_of(place)]
         where = "process " + ", ".join(str(process.number) for process in processes)
-        wait_s = simulation.step_s - simulation.timeline.busy_s(place)
+        wait_s = left_s(simulation.step_s, simulation.timeline.busy_s(place))
         update_s = sum(stage.update_s for stage in stages)
         for what, predicted, found in (
             ("wait", wait_s, min((Spread.of(p.wait_s) for p in processes), key=lambda s: s.median)),
