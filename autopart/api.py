@@ -33,6 +33,7 @@ from autopart.report.plan import format_plan
 from autopart.runtime.record import SCHEMA as RECORD_SCHEMA
 from autopart.runtime.schedules import SCHEDULES
 from autopart.strict_json import parse, read, short
+from autopart.text import counted
 from autopart.tracer import find_batch, trace
 from autopart.tracer.surroundings import neutral_surroundings
 from autopart.workload import OPTIMIZER_STATES, Workload
@@ -129,6 +130,7 @@ def partition(
         name: How the model is named in the plan ("hf:gpt2"); its class name by default.
         profile: What was measured: a profile (`autopart.profile`) or a record of a package's run (`train.py --record`),
             or the file of one. Times come from it where it has them; formulas are corrected by it elsewhere.
+            Microbatches are given as many rows as it has, if `microbatches` is "auto" and the batch divides.
 
     Raises:
         UsageError: An argument is missing or wrong; the message says which.
@@ -136,8 +138,7 @@ def partition(
         InfeasibleError: No plan fits; the message says what would.
     """
     cluster = Cluster.parse(gpus)
-    measured = None if profile is None else _measured(profile)
-    known = None if measured is None else known_of(measured, cluster)
+    known = None if profile is None else known_of(_measured(profile), cluster)
     if example_inputs is None and example_kwargs is None:
         args, kwargs = find_inputs(model)
     else:
@@ -151,10 +152,9 @@ def partition(
         batch = find_batch(model, args, kwargs, batch_dims=batch_dims)
         rows = global_batch or batch.rows
         notes = batch.notes
-        size = measured.microbatch_size if isinstance(measured, Profile) else 0
-        if microbatches == "auto" and size and rows % size == 0:
-            microbatches = rows // size
-            notes = (*notes, f"microbatches have {size} rows, for which the operators were measured")
+        if microbatches == "auto" and known is not None and known.rows and rows % known.rows == 0:
+            microbatches = rows // known.rows
+            notes = (*notes, f"microbatches have {counted(known.rows, 'row')}, as those of the {known.what}")
         places = len(cluster.devices) // (tensor if isinstance(tensor, int) else 1)
         wanted_stages = stages if isinstance(stages, int) else places * stages_per_process(schedule)
 
@@ -185,6 +185,8 @@ def partition(
             with _clock(seconds, "trace"):
                 graph = capture(microbatches=best.count)
         notes = (*notes, *best.notes)
+    if known is not None:
+        notes = (*notes, *known.other_rows(graph.microbatch_size, rows))
     with _clock(seconds, "trace"):
         graph = _noted(graph, notes)
     with _clock(seconds, "profile"):

@@ -1,14 +1,16 @@
-"""Corrections: which operators a record found to take longer or shorter than its plan predicted, and by how much."""
+"""Corrections: what a record found to take longer or shorter than its plan predicted, and by how much."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 
 from autopart.cluster import Cluster
 from autopart.plan import Plan
-from autopart.records import Record
+from autopart.records import Record, Spread
+from autopart.runtime.schedules import processes_of_stages
 from autopart.sharding.conversions import SHARES
 
 REST = "(in no operator)"
@@ -17,7 +19,8 @@ REST = "(in no operator)"
 MEASURABLE_SHARE = 0.005
 """Of a device's computing: an operator that takes less is not corrected."""
 MOST_CORRECTION = 50.0
-"""An operator that is further off than this is taken for two that share a name, and not corrected."""
+"""An operator that is further off than this is taken for two that share a name, and not corrected; an optimizer that is
+does something else than move bytes, by which its time could be shared out over parameters."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +45,12 @@ class Corrections:
     Attributes:
         operators: ATen name -> measured over predicted, of those that take long enough to be measured.
         overall: For every kernel, those of `operators` included: what operators do not account for.
+        updates: Optimizer -> measured over predicted, of the one that was recorded.
     """
 
     operators: Mapping[str, float]
     overall: float
+    updates: Mapping[str, float] = field(default_factory=dict)
 
     def factor(self, operator: str) -> float:
         """For a kernel's predicted seconds, by its name."""
@@ -71,8 +76,8 @@ def operators(plan: Plan, record: Record) -> Iterator[OperatorFigure]:
 def corrections(record: Record) -> Mapping[str, Corrections]:
     """Device, as the cluster of the record's plan calls it -> its corrections.
 
-    With them, the plan's stages are predicted to take as long as was measured, on the whole of each device: collectives
-    keep the formula of their link, and everything else is corrected.
+    With them, the plan's stages and optimizers are predicted to take as long as was measured, on the whole of each
+    device: collectives keep the formula of their link, and everything else that computes is corrected.
     """
     predicted: dict[str, dict[str, float]] = {}
     measured: dict[str, dict[str, float]] = {}
@@ -82,7 +87,36 @@ def corrections(record: Record) -> Mapping[str, Corrections]:
         for table, seconds in ((predicted, figure.predicted_s), (measured, figure.measured_s)):
             of_device = table.setdefault(device, {})
             of_device[figure.name] = of_device.get(figure.name, 0.0) + seconds
-    return {device: _corrections(predicted[device], measured[device]) for device in predicted}
+    updates = _updates(record)
+    return {
+        device: replace(_corrections(predicted[device], measured[device]), updates=updates.get(device, {}))
+        for device in predicted
+    }
+
+
+def _updates(record: Record) -> dict[str, dict[str, float]]:
+    """Device -> optimizer -> measured over predicted, of the processes of each device.
+
+    None where the run was not the plan's: with another optimizer, or in one process, where a state that several stages
+    hold is updated once.
+    """
+    plan = record.plan
+    planned = set(processes_of_stages(plan.strategy.schedule, plan.strategy.stages))
+    if record.optimizer != plan.optimizer or record.places != len(planned):
+        return {}
+    devices = Cluster.from_data(plan.cluster).devices
+    predicted: dict[str, float] = defaultdict(float)
+    measured: dict[str, float] = defaultdict(float)
+    for process in (process for process in record.processes if process.stages):
+        stages = [plan.per_stage[found.stage] for found in process.stages]
+        device = devices[stages[0].devices[0]].name
+        predicted[device] += sum(stage.update_s for stage in stages)
+        measured[device] += Spread.of(process.optimizer_s).median
+    return {
+        device: {plan.optimizer: measured[device] / seconds}
+        for device, seconds in predicted.items()
+        if 0 < seconds <= MOST_CORRECTION * measured[device] <= MOST_CORRECTION**2 * seconds
+    }
 
 
 def _corrections(predicted: Mapping[str, float], measured: Mapping[str, float]) -> Corrections:

@@ -158,6 +158,7 @@ class Costs:
         source: "analytic", "measured", or "corrected" by a record.
         notes: What had to be estimated, for the person who reads the plan.
         allocations: Every allocation of a microbatch; None where only estimates are known (see `profile_rows`).
+        updates: Device name -> optimizer -> what to multiply the formula of its time with; 1 where it is not named.
     """
 
     times: Mapping[str, Mapping[str, NodeTime]]
@@ -166,6 +167,7 @@ class Costs:
     source: Literal["analytic", "measured", "corrected"]
     notes: tuple[str, ...] = ()
     allocations: Allocations | None = None
+    updates: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

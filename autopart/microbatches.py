@@ -1,7 +1,8 @@
 """How many microbatches the batch is cut into: every count is estimated from one capture, and the fastest is taken.
 
-Many small microbatches keep the pipeline full; few large ones keep the kernels long. One capture tells what both are
-worth (`profiler.growth`); what is chosen is captured and planned anew, so that the plan does not rest on the estimate.
+The captured one is kept if it is as fast, as far as the estimates can tell. Many small microbatches keep the pipeline
+full; few large ones keep the kernels long. One capture tells what both are worth (`profiler.growth`); what is chosen is
+captured and planned anew, so that the plan does not rest on the estimate.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from autopart.graph import Graph
 from autopart.profiler import Known, Outcomes, profile_rows
 from autopart.runtime.schedules import SCHEDULES
 from autopart.solver import first_value
+from autopart.text import counted, signed
 from autopart.workload import Workload
 
-# A count has to be faster by this share to be taken instead of the one that is captured already.
+# A count has to be faster by this share to be taken instead of the one that is captured already: estimates of other
+# numbers of rows are up to 1.4 % off (`growth`), and a capture takes seconds.
 WORTH = 0.02
 # Schedules that run any number of microbatches; torch's others want one for each stage.
 ANY_COUNT = ("auto", "gpipe", "loopedbfs")
@@ -56,10 +59,10 @@ def choose_count(
     captured, best = workload.microbatches, min(values, key=lambda m: (values[m], m))
     if values[best] >= values[captured] * (1 - WORTH) or values[best] == inf:
         best = captured
-    others = ", ".join(f"{m}: {values[m] / values[best] - 1:+.0%}" for m in values if m != best and values[m] < inf)
+    others = ", ".join(f"{m}: {signed(values[m] / values[best] - 1)}" for m in values if m != best and values[m] < inf)
     if not others:
         return Count(best, ())
-    what = "1 microbatch" if best == 1 else f"{best} microbatches"
+    what = counted(best, "microbatch")
     return Count(best, (f"a step of {what} is estimated to be within {WORTH:.0%} of the fastest (with {others})",))
 
 

@@ -25,12 +25,23 @@ def percent(share: float) -> str:
     return f"{share * 100:.2f} %"
 
 
+def signed(share: float, digits: int = 0) -> str:
+    """A difference as a percentage; one that rounds to nothing has no minus."""
+    return f"{round(share, digits + 2) + 0.0:+.{digits}%}"  # -0.0 + 0.0 is 0.0
+
+
 def count(number: float) -> str:
     """A count with four digits: 950, 12.34 k, 124.4 M, 8.03 B."""
     for factor, unit in ((1e9, " B"), (1e6, " M"), (1e3, " k")):
         if number >= factor:
             return _digits(number / factor) + unit
     return str(int(number))
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 row", "2 rows", "2 microbatches"."""
+    ending = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{ending}"
 
 
 def table(rows: Sequence[Sequence[Any]], headers: Sequence[str], text_columns: Sequence[int] = (0,)) -> str:

@@ -74,5 +74,9 @@ def test_a_profile_decides_the_rows_of_a_microbatch() -> None:
     planned = autopart.partition(model, "2xCPU", example_inputs=(rows,), stages=2, profile=measured, time_limit_s=5)
     assert planned.strategy.microbatch_size == 3
     assert any("3 rows" in note for note in planned.notes)
+    assert not any("extrapolated" in note for note in planned.notes)
     named = {"stages": 2, "profile": measured, "microbatches": 2, "time_limit_s": 5}
-    assert autopart.partition(model, "2xCPU", example_inputs=(rows,), **named).strategy.microbatch_size == 6
+    other = autopart.partition(model, "2xCPU", example_inputs=(rows,), **named)
+    assert other.strategy.microbatch_size == 6
+    (note,) = (note for note in other.notes if "extrapolated from microbatches of 3 rows" in note)
+    assert "--microbatches 4 takes as many" in note

@@ -63,6 +63,9 @@ class Value:
     number: int = -1
 
 
+MOSTLY = 0.5
+"""Costs with a larger share of the time unmeasured are corrected formulas, not measurements."""
+
 Outcomes: TypeAlias = dict[Any, Outcome]
 """What calls do on one kind of device, by signature."""
 
@@ -111,7 +114,7 @@ def _costs(walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growt
     kinds = list(dict.fromkeys(device.kind for device in cluster.devices))
     link = tensor_link or cluster.intra_node
     devices = {device.name: device for device in cluster.devices}
-    notes = walk.notes
+    notes, source = walk.notes, known.source if known is not None else "analytic"
     if len(kinds) > 1:
         notes = [*notes, f"Saved activations are those of a {kinds[0]} device on every device."]
     times = {}
@@ -119,14 +122,29 @@ def _costs(walk: Walk, cluster: Cluster, tensor_link: Link | None, growth: Growt
         prices = CallTimes(device, link, walk.ranks, known)
         times[name] = walk.times(prices, growth)
         if prices.has_measurements:
-            notes = [*notes, *walk.unmeasured(prices, times[name])]
+            missing, share = walk.unmeasured(prices, times[name])
+            if missing:
+                notes = [*notes, _unmeasured_note(missing, len(walk.outcomes), share, walk.ranks)]
+            if source == "measured" and share > MOSTLY:
+                source = "corrected"
+        elif source == "measured":
+            notes = [*notes, f"{name} was not measured: its times are those of formulas."]
     return Costs(
         times=times,
         memory={name: resized(memory, growth.get(name, 1.0)) for name, memory in walk.memory.items()},
         saved=walk.saved(CUDA_BLOCK_BYTES if kinds[0] == "cuda" else 1, growth),
-        source=known.source if known is not None else "analytic",
+        source=source,
         notes=tuple(notes),
         allocations=None if growth else walk.allocations(),
+        updates={} if known is None else {name: found.updates for name, found in known.corrections.items()},
+    )
+
+
+def _unmeasured_note(missing: int, operators: int, share: float, ranks: int) -> str:
+    why = ", as tensors are split" if ranks > 1 else ""
+    return (
+        f"{missing} of {operators} operators, {share:.1%} of the predicted time, were not measured{why}: their times "
+        "are those of formulas, corrected by the profile."
     )
 
 
@@ -215,16 +233,11 @@ class Walk:
             )
         return times
 
-    def unmeasured(self, prices: CallTimes, times: Mapping[str, NodeTime]) -> list[str]:
-        """A note on the nodes whose times are not measured, if there are any."""
+    def unmeasured(self, prices: CallTimes, times: Mapping[str, NodeTime]) -> tuple[int, float]:
+        """How many nodes' times are not measured, and their share of all the time."""
         names = [name for name in self.outcomes if prices.measured(self.calls.get(name)) is None]
-        if not names:
-            return []
         share, whole = (sum(times[name].forward_s + times[name].backward_s for name in of) for of in (names, times))
-        return [
-            f"{len(names)} of {len(self.outcomes)} operators, {share / whole if whole else 0.0:.1%} of the predicted "
-            "time, were not measured: their times are estimated."
-        ]
+        return len(names), share / whole if whole else 0.0
 
     def saved(self, block_bytes: int, growth: Growth) -> tuple[SavedTensor, ...]:
         """Every storage that autograd keeps, each rounded up to the allocator's block."""

@@ -13,6 +13,7 @@ from autopart.errors import UsageError
 from autopart.profiler.profile_file import Entry, KernelRecord, Profile
 from autopart.profiler.roofline import kernel_seconds
 from autopart.records import Record
+from autopart.text import counted
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,28 @@ class Known:
         calls: Times of calls, by key (`keys.key_of`).
         corrections: What to multiply formulas with, for what was not measured.
         source: What `Costs.source` says of such costs.
+        what: Where it comes from, for people.
+        rows: Of the microbatches that were measured; 0 where they had several numbers.
     """
 
     calls: Mapping[str, Mapping[str, Entry]] = field(default_factory=dict)
     corrections: Mapping[str, Corrections] = field(default_factory=dict)
     source: Literal["analytic", "measured", "corrected"] = "analytic"
+    what: Literal["profile", "record"] = "profile"
+    rows: int = 0
+
+    def other_rows(self, rows: int, batch: int) -> tuple[str, ...]:
+        """What to say of a plan whose microbatches have `rows` rows of `batch`, if those measured had others."""
+        if self.rows in (0, rows):
+            return ()
+        if batch % self.rows:
+            advice = f"{counted(batch, 'row')} cannot be cut into such"
+        else:
+            advice = f"--microbatches {batch // self.rows} takes as many"
+        return (
+            f"times are extrapolated from microbatches of {counted(self.rows, 'row')}, which the {self.what} has, to "
+            f"this plan's of {rows}; {advice}",
+        )
 
 
 def known_of(found: Profile | Record, cluster: Cluster) -> Known:
@@ -54,9 +72,11 @@ def known_of(found: Profile | Record, cluster: Cluster) -> Known:
                 f"the record is of a plan whose times were {found.plan.times_from}: it can only correct formulas",
                 "Record a package that was planned without a profile, or plan with a profile of the operators.",
             )
-        return Known(corrections=corrections(found), source="corrected")
+        size = found.plan.strategy.microbatch_size
+        return Known(corrections=corrections(found), source="corrected", what="record", rows=size)
     name = found.device.name
-    return Known({name: found.entries}, {name: _corrections(found, devices[name])}, found.source)
+    factors = {name: _corrections(found, devices[name])}
+    return Known({name: found.entries}, factors, found.source, rows=found.microbatch_size)
 
 
 def _devices_of(record: Record) -> tuple[Device, ...]:

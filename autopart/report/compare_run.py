@@ -8,7 +8,7 @@ from typing import Any
 from autopart.comparison import Comparison, Figure
 from autopart.corrections import OperatorFigure
 from autopart.records import Record
-from autopart.text import MISSING, gibibytes, milliseconds, printable, table
+from autopart.text import MISSING, counted, gibibytes, milliseconds, printable, table
 
 SHOWN = 6
 """Operators of a stage."""
@@ -39,15 +39,14 @@ def _heading(record: Record) -> str:
     devices = ", ".join(dict.fromkeys(process.device for process in record.processes))
     threads = sorted({process.threads for process in record.processes if process.kind == "cpu"})
     count = len(record.processes)
-    stages = "1 stage" if strategy.stages == 1 else f"{strategy.stages} stages"
-    steps = "1 step" if len(record.step_s) == 1 else f"{len(record.step_s)} steps"
     how = "one process" if count == 1 else f"{count} processes"
     return printable(
-        f"{record.plan.model}: {stages}, {record.schedule or 'all in one place'}, "
-        f"{record.microbatches} microbatches of {strategy.microbatch_size} rows in {record.dtype}, {record.optimizer}; "
+        f"{record.plan.model}: {counted(strategy.stages, 'stage')}, {record.schedule or 'all in one place'}, "
+        f"{counted(record.microbatches, 'microbatch')} of {counted(strategy.microbatch_size, 'row')} "
+        f"in {record.dtype}, {record.optimizer}; "
         f"{how} on {devices}"
-        + (f" ({threads[0]} {'thread' if threads[0] == 1 else 'threads'} each)" if len(threads) == 1 else "")
-        + f", torch {record.torch}; {steps} measured"
+        + (f" ({counted(threads[0], 'thread')} each)" if len(threads) == 1 else "")
+        + f", torch {record.torch}; {counted(len(record.step_s), 'step')} measured"
     )
 
 

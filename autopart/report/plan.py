@@ -8,9 +8,12 @@ from collections import Counter
 from autopart.cluster import Cluster
 from autopart.plan import Baseline, BlockLayout, Plan
 from autopart.simulator import simulate
-from autopart.text import count, gibibytes, milliseconds, percent, printable, table
+from autopart.text import count, counted, gibibytes, milliseconds, percent, printable, table
 
-_TIMES = {"measured": "of operators as they were measured", "corrected": "of formulas, corrected by a recorded run"}
+_TIMES = {
+    "measured": "of operators as they were measured, but for those that the notes name",
+    "corrected": "of formulas: those of operators corrected by what was measured, those of messages not",
+}
 
 
 def format_plan(plan: Plan) -> str:
@@ -29,14 +32,13 @@ def format_plan(plan: Plan) -> str:
 
 def _heading(plan: Plan, cluster: Cluster) -> str:
     strategy = plan.strategy
-    stages = "1 stage" if strategy.stages == 1 else f"{strategy.stages} stages"
+    stages = counted(strategy.stages, "stage")
     if strategy.tensor > 1:
         stages += f" x {strategy.tensor} tensor ranks"
-    rows = "1 row" if strategy.microbatch_size == 1 else f"{strategy.microbatch_size} rows"
     return (
         f"{printable(plan.model)} on {cluster}: {stages}, {strategy.schedule}, "
-        f"{strategy.microbatches} microbatches of {rows}, {plan.mode} in {plan.dtype}"
-        + (f" with {plan.optimizer}" if plan.mode == "training" else "")
+        f"{counted(strategy.microbatches, 'microbatch')} of {counted(strategy.microbatch_size, 'row')}, "
+        f"{plan.mode} in {plan.dtype}" + (f" with {plan.optimizer}" if plan.mode == "training" else "")
     )
 
 
@@ -64,7 +66,10 @@ def _totals(plan: Plan) -> str:
     rows = [
         ("step time", f"{milliseconds(plan.step_time_s)} ms"),
         ("simulated", _simulated(plan)),
-        ("lower bound", f"{milliseconds(plan.lower_bound_s)} ms, gap {percent(plan.gap)}: {_proof(plan)}"),
+        (
+            "lower bound (of the formula)",
+            f"{milliseconds(plan.lower_bound_s)} ms, gap {percent(plan.gap)}: {_proof(plan)}",
+        ),
         ("balance", f"{plan.balance:.3f} (mean stage time / worst stage time)"),
         ("cuts", _cuts(plan)),
     ]

@@ -21,6 +21,7 @@ from autopart.solver.granularity import Granularity
 from autopart.solver.lowering import RESERVE_SHARE, Lowered
 from autopart.solver.score import Score, score
 from autopart.solver.search import Stop
+from autopart.text import signed
 from autopart.units import format_bytes
 from autopart.workload import Workload
 
@@ -196,7 +197,9 @@ def _notes(choice: Choice, tolerance: float) -> list[str]:
     notes = [f"{RESERVE_SHARE:.0%} of each device's memory is left free for the runtime and the allocator"]
     for other, value in choice.alternatives.items():
         change = (value - choice.value) / choice.value
-        notes.append(f"cuts fall between {choice.granularity}s; {other} granularity: {value:.4g} s ({change:+.2%})")
+        notes.append(
+            f"cuts fall between {choice.granularity}s; {other} granularity: {value:.4g} s ({signed(change, 2)})"
+        )
     if choice.granularity == "block" and choice.best_of_granularity > choice.bound:
         share = (choice.value - choice.best_of_granularity) / choice.value if choice.value else 0.0
         proven = "is the best" if share <= tolerance else f"is within {share:.2%} of the best"

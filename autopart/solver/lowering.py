@@ -105,7 +105,7 @@ def lower(
         touch=np.zeros((stages, len(nets))),
         users=tuple(users for _, users in holders),
         state_bytes=state_bytes,
-        update=np.stack([_updates_s(workload.optimizer, trained_bytes, d) for d in devices]),
+        update=np.stack([_updates_s(workload.optimizer, trained_bytes, d, costs) for d in devices]),
         sync=np.stack([np.where(trained_bytes > 0, _all_reduce(slowest, trained_bytes), 0.0) for _ in devices]),
         process=process,
         limits=np.array([usable_bytes(d) for d in cluster.devices[: max(process) + 1]], dtype=float),
@@ -181,12 +181,13 @@ def _transfers(
     return wholes, slices
 
 
-def _updates_s(optimizer: str, trained: Floats, device: Device) -> Floats:
-    """Seconds of the optimizer for each state; only a CPU finds a parameter in its cache, for it takes one after the
-    other."""
+def _updates_s(optimizer: str, trained: Floats, device: Device, costs: Costs) -> Floats:
+    """Seconds of the optimizer for each state, corrected if known how; only a CPU finds a parameter in its cache,
+    for it takes one after the other."""
     cache = device.cache_bytes if device.kind == "cpu" else 0
     moved = np.array([update_bytes(optimizer, int(size), cache) for size in trained], dtype=float)
-    return moved / device.memory_bandwidth_bytes_per_s
+    correction = costs.updates.get(device.name, {}).get(optimizer, 1.0)
+    return correction * moved / device.memory_bandwidth_bytes_per_s
 
 
 def _all_reduce(link: Link, size: Floats) -> Floats:

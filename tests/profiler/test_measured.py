@@ -213,13 +213,22 @@ def test_a_plan_takes_measured_seconds_exactly_where_there_are_any() -> None:
             assert time.forward_s == entry.time.forward_s
             checked += 1
         sums = [key_of(operators.addition_call(one)) for one in walk.weight_sums.get(name, ())]
-        added = sum(whole.entries[key].time.forward_s for key in sums)
+        added = sum(whole.entries[key].time.seconds for key in sums)
         if key_of(made) != dropped:
             assert time.backward_weight_s == pytest.approx(entry.time.backward_weight_s + added)
     assert checked >= 2
     assert costs.source == "measured"
     assert any("were not measured" in note for note in costs.notes)
     assert costs.memory == plain.memory and costs.saved == plain.saved
+
+
+def test_costs_that_are_mostly_unmeasured_are_corrected_formulas() -> None:
+    measured = made_up(perceptron())
+    wider = trace(nn.Sequential(nn.Linear(8, 16), nn.ReLU()), (torch.randn(3, 8),), check=False)
+    costs = costs_of(wider, CPU, known=known_of(measured, CPU))
+    assert costs.source == "corrected"
+    (note,) = (note for note in costs.notes if "were not measured" in note)
+    assert "100.0% of the predicted time" in note and "formulas, corrected by the profile" in note
 
 
 def test_a_profile_of_another_device_is_refused() -> None:
@@ -233,6 +242,7 @@ def test_of_two_devices_the_measured_one_is_measured() -> None:
     plain, costs = costs_of(graph, both), costs_of(graph, both, known=known_of(made_up(graph, "H100-80G"), both))
     assert costs.times["A100-80G"] == plain.times["A100-80G"]
     assert costs.times["H100-80G"] != plain.times["H100-80G"]
+    assert any("A100-80G was not measured" in note for note in costs.notes)
 
 
 def test_for_more_rows_measured_seconds_grow_as_the_formula_does() -> None:
@@ -324,3 +334,25 @@ def test_the_table_has_a_row_for_each_kind_of_operator() -> None:
     entries: list[Entry] = [entry for key, entry in found.entries.items() if key.startswith("aten.relu.")]
     assert row[1:3] == [str(sum(entry.count for entry in entries)), str(len(entries))]
     assert float(row[3]) == pytest.approx(1e3 * sum(e.count * e.time.forward_s for e in entries), rel=1e-3)
+
+
+def test_adding_gradients_up_is_work_of_backward() -> None:
+    graph = perceptron()
+    walk = operators.Walk(graph, "cpu")
+    walk.run()
+    sums = [key_of(operators.addition_call(one)) for found in walk.weight_sums.values() for one in found]
+    found = profile(graph, "cpu", cache=False, budget_s=0.0)
+    assert sums
+    for key in sums:
+        time = found.entries[key].time
+        assert time.forward_s == time.backward_input_s == 0.0 and time.backward_weight_s == time.seconds > 0
+    row = next(line.split() for line in str(found).splitlines() if line.startswith("aten.add_ "))
+    assert int(row[1]) == len(sums) and float(row[3]) == 0.0 and float(row[4]) > 0
+    assert f"and {len(sums)} that add up gradients" in str(found)
+    assert "one microbatch of" in str(found).splitlines()[0]
+
+
+def test_what_was_measured_says_how_far_it_is_known() -> None:
+    found = Meter(torch.device("cpu"), 0.0).measure(call(aten.relu.default, spec(64, requires_grad=True)))
+    assert found.error is not None and found.error >= found.spread / max(found.repeats, measure.MOST) ** 0.5
+    assert found.known == (found.error <= 0.01)

@@ -8,9 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 from recorded import make_plan
 from split_package import MICROBATCHES
+from torch import nn
 
+import autopart
 from autopart import corrections
 from autopart.cluster import Cluster
 from autopart.comparison import compare
@@ -214,6 +217,55 @@ def test_a_record_is_not_compared_with_a_plan_that_splits_tensors_otherwise_or_c
     for other, message in ((again, "recomputation"), (split, "layouts")):
         with pytest.raises(UsageError, match=message):
             compare(other, record)
+
+
+def test_the_optimizer_is_corrected_where_the_run_was_the_plans() -> None:
+    """0.5 ms were predicted for each process, and each took 1 ms."""
+
+    def updates(**changes: Any) -> Mapping[str, float]:
+        return corrections.corrections(read(make_record(**changes)))["CPU"].updates
+
+    assert updates() == pytest.approx({"adamw": 2.0})
+    assert updates(optimizer="sgd") == {}
+    alone = first(make_record())
+    alone["stages"] = [make_stage(stage, 0.004, 0.01) for stage in range(2)]
+    assert updates(processes=[alone], schedule=None) == {}
+    slow = [process | {"optimizer_s": [1.0] * STEPS} for process in make_record()["processes"]]
+    assert updates(processes=slow) == {}
+
+
+def planned(**options: Any) -> autopart.Partition:
+    model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
+    rows = options.pop("rows", 12)
+    inputs = {"example_inputs": (torch.zeros(rows, 8),), "stages": 2, "tensor": 1, "time_limit_s": 5}
+    return autopart.partition(model, "2xCPU", **inputs, **options)
+
+
+def test_a_plan_has_the_corrected_time_of_the_optimizer_that_was_recorded() -> None:
+    record = read(make_record())
+    for optimizer, factor in (("adamw", 2.0), ("sgd", 1.0)):
+        options = {"microbatches": 6, "optimizer": optimizer}
+        plain, corrected = planned(**options), planned(**options, profile=record)
+        assert plain.assignment == corrected.assignment
+        for before, after in zip(plain.per_stage, corrected.per_stage, strict=True):
+            assert after.update_s == pytest.approx(factor * before.update_s) and before.update_s > 0
+
+
+def test_a_record_decides_the_rows_of_a_microbatch() -> None:
+    found = planned(profile=read(make_record()))
+    assert found.strategy.microbatch_size == 2 and found.times_from == "corrected"
+    assert any("microbatches have 2 rows, as those of the record" in note for note in found.notes)
+    assert not any("extrapolated" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "named", "advice"), [(12, 3, "--microbatches 6 takes as many"), (5, 5, "5 rows cannot be cut into such")]
+)
+def test_a_plan_with_other_rows_than_the_record_says_so(rows: int, named: int, advice: str) -> None:
+    found = planned(rows=rows, microbatches=named, profile=read(make_record()))
+    assert found.strategy.microbatches == named
+    (note,) = (note for note in found.notes if "extrapolated from microbatches of 2 rows" in note)
+    assert advice in note
 
 
 def test_a_record_of_a_plan_that_was_measured_itself_corrects_nothing() -> None:
