@@ -5,6 +5,7 @@ from __future__ import annotations
 from autopart.cluster import Cluster
 from autopart.errors import UsageError
 from autopart.runtime.schedules import SCHEDULES
+from autopart.text import counted
 from autopart.workload import OPTIMIZER_STATES, Workload
 
 GRANULARITIES = ("auto", "block", "operator")
@@ -43,7 +44,7 @@ def stage_count(cluster: Cluster, workload: Workload, stages: int | str) -> int:
     if stages > places:
         raise UsageError(
             f"{stages} stages need {-(-stages // per_process)} devices, and the cluster has {len(cluster.devices)}",
-            f"Ask for at most {places} stages with this schedule, or name more devices.",
+            f"Ask for at most {counted(places, 'stage')} with this schedule, or name more devices.",
         )
     if not filled and stages > workload.microbatches:
         raise UsageError(

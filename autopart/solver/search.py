@@ -227,12 +227,12 @@ def _even_shares(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """The bounds of shares and of the largest item."""
     if problem.stages == 1:
         return _single(problem)
-    return _raised(answer, simple_bound(problem), "even shares")
+    return _raised(answer, simple_bound(problem), "an even share of the work")
 
 
 def _company(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """What the heaviest items pull along."""
-    return _raised(answer, containment_bound(problem), "the heaviest item's company")
+    return _raised(answer, containment_bound(problem), "what must share a stage with the heaviest operator")
 
 
 def _raised(answer: Answer, bound: float, method: str) -> Answer:
@@ -256,7 +256,7 @@ def _down_sets(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     if exact is None:
         return answer
     assignment, bound = exact
-    return _raised(_better(problem, answer, assignment), bound, "dynamic programming over down-sets")
+    return _raised(_better(problem, answer, assignment), bound, "dynamic programming over all legal cuts")
 
 
 def _without_limits(problem: Problem, answer: Answer, budget: Budget) -> Answer:
@@ -289,7 +289,7 @@ def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     if found is None:
         return answer
     assignment, bound = found
-    return _raised(_better(problem, answer, assignment), bound, "one boundary at a time")
+    return _raised(_better(problem, answer, assignment), bound, "how much can come before each cut")
 
 
 def _neighbourhoods(problem: Problem, answer: Answer, budget: Budget) -> Answer:
@@ -366,8 +366,8 @@ def _single(problem: Problem) -> Answer:
     assignment = (0,) * problem.items
     result = score(problem, assignment)
     if not result.fits(problem):
-        return Answer(None, float("inf"), float("inf"), "proof", "one stage")
-    return Answer(assignment, result.step_s, result.step_s, "proof", "one stage")
+        return Answer(None, float("inf"), float("inf"), "proof", "a single stage")
+    return Answer(assignment, result.step_s, result.step_s, "proof", "a single stage")
 
 
 def first_plan(
