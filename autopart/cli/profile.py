@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +14,9 @@ from autopart.cli.options import SETTINGS, Dtype, GlobalBatch, Json, Mode, app
 from autopart.cli.output import check_new, say, show, working
 from autopart.errors import UsageError
 
+if TYPE_CHECKING:
+    from autopart.profiler.profile_file import Profile
+
 
 @app.command("profile", no_args_is_help=True, context_settings=SETTINGS)
 def profile_command(
@@ -20,14 +24,21 @@ def profile_command(
         str | None, typer.Argument(metavar="MODEL", help="As for partition; or none, with --diff or --links.")
     ] = None,
     device: Annotated[
-        str, typer.Option(help="cuda or cpu: measured on this machine; a name of `autopart devices`: by formula.")
-    ] = "cuda",
+        str | None,
+        typer.Option(
+            help="cuda (the default) or cpu: measured on this machine; a name of `autopart devices`: by formula. "
+            "With --links: cuda or cpu; by default cuda where there are GPUs."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the profile there.")] = None,
     as_json: Json = False,
     microbatches: Annotated[int, typer.Option(min=1, help="Parts of the global batch; one part is profiled.")] = 1,
     global_batch: GlobalBatch = None,
     dtype: Dtype = None,
     mode: Mode = "training",
+    again: Annotated[
+        bool, typer.Option("--again", help="Measure also what was measured before, and keep that instead.")
+    ] = False,
     diff: Annotated[
         tuple[Path, Path] | None, typer.Option(metavar="BEFORE AFTER", help="Compare two profile files.")
     ] = None,
@@ -38,13 +49,15 @@ def profile_command(
         raise UsageError("profile takes a MODEL, or --diff BEFORE AFTER, or --links", "See: autopart profile --help")
     if diff is not None and out is not None:
         raise UsageError("--diff writes no file: leave --out out, or send what it prints to a file")
+    if again and model is None:
+        raise UsageError("--again is for a MODEL: links are measured every time, and --diff measures nothing")
     if links:
-        profile_links(out, as_json)
+        profile_links(device, out, as_json)
     elif diff is not None:
         _compare(*diff, as_json)
     else:
         assert model is not None
-        _profile(model, device, out, as_json, microbatches, global_batch, dtype, mode)
+        _profile(model, device or "cuda", out, as_json, microbatches, global_batch, dtype, mode, again)
 
 
 def _profile(
@@ -56,6 +69,7 @@ def _profile(
     global_batch: int | None,
     dtype: str | None,
     mode: str,
+    again: bool,
 ) -> None:
     with working():
         import os
@@ -67,12 +81,14 @@ def _profile(
         from autopart.inputs import find_inputs
         from autopart.new_file import write_new
         from autopart.profiler.operators import profile
-        from autopart.profiler.this_machine import check_device
+        from autopart.profiler.this_machine import check_device, here
         from autopart.tracer import find_batch, trace
 
         if mode not in ("training", "inference"):
             raise UsageError(f"--mode must be training or inference, not {mode!r}")
         check_device(device)
+        if again and here(device) is None:
+            raise UsageError(f"--again measures, and {device} is not this machine's: its profile is by formula")
         if "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1)  # as torchrun starts processes
         check_new(out)
@@ -93,11 +109,31 @@ def _profile(
         )
         say(f"Captured {len(graph.primary.calls)} operators, for {graph.microbatch_size} rows.")
         with _Bar() as bar:
-            found = replace(profile(graph, device, progress=bar), model=model)
+            found = replace(profile(graph, device, again=again, progress=bar), model=model)
         if out is not None:
             write_new(out, found.to_json())
-            say(f"Wrote {out}. Plan with it: autopart partition {model} --profile {out}")
+            options = {"--global-batch": global_batch, "--dtype": dtype, "--mode": mode}
+            say(f"Wrote {out}. Plan with it: {plan_with(found, out, options)}")
     show(found.to_json().rstrip() if as_json else str(found))
+
+
+def plan_with(profile: Profile, file: Path, options: Mapping[str, object]) -> str:
+    """A command that plans with a profile, and what is to be filled in there."""
+    import shlex
+
+    from autopart.catalogue import find
+
+    device = profile.device.name
+    try:
+        find(device)
+    except UsageError:
+        gpus, fill_in = "CLUSTER.yaml", f"CLUSTER.yaml is a cluster file with devices named '{device}': docs/costs.md"
+    else:
+        gpus, fill_in = f"2x{device}", f"for 2x{device} write what you have"
+    words = ["autopart", "partition", profile.model, "--gpus", gpus, "--profile", str(file)]
+    for option, value in options.items():
+        words += [option, str(value)] if value is not None else []
+    return f"{shlex.join(words)} ({fill_in})"
 
 
 def _compare(before: Path, after: Path, as_json: bool) -> None:

@@ -91,7 +91,7 @@ class CallTimes:
         found = self.measured(addition_call(spec))
         if found is None:
             return self._steps_s(kernels, rows, 0)
-        return found.forward_s * self._growth(kernels, rows, 0)
+        return found.seconds * self._growth(kernels, rows, 0)
 
     def kernel(self, kernel: Kernel) -> float:
         """Seconds of a kernel by formula, corrected."""

@@ -43,10 +43,16 @@ def members(device: torch.device) -> list[list[str]]:
     return [[name for at, name in found if at == host] for host in dict.fromkeys(host for host, _ in found)]
 
 
-def measure(ranks: Sequence[int], device: torch.device, sizes: Sequence[int] = SIZES_BYTES) -> list[Timing]:
+Progress = Callable[[What, int], None]
+"""What is measured next, and among how many ranks."""
+
+
+def measure(
+    ranks: Sequence[int], device: torch.device, sizes: Sequence[int] = SIZES_BYTES, progress: Progress | None = None
+) -> list[Timing]:
     """Times of everything among these ranks, as the first of them saw it; elsewhere an empty list.
 
-    Every process of the default group calls this with the same arguments.
+    Every process of the default group calls this with the same arguments; the first of `ranks` calls `progress`.
     """
     found: list[Timing] = []
     for count in _group_sizes(len(ranks)):
@@ -56,6 +62,8 @@ def measure(ranks: Sequence[int], device: torch.device, sizes: Sequence[int] = S
         me = dist.get_rank(group)
         kinds: tuple[What, ...] = (*(("send", "both_ways") if count == 2 else ()), *COLLECTIVES)
         for what in kinds:
+            if progress is not None and me == 0:
+                progress(what, count)
             for size in sizes:
                 run, sent = _operation(what, size, group, device)
                 seconds = _seconds(run, IN_A_ROW if size <= SMALL_BYTES else 1, group, device) / (

@@ -21,15 +21,13 @@ from torch.utils import _pytree as pytree
 from autopart.effects import named
 from autopart.profiler.clocks import Run, clock_for
 from autopart.profiler.isolated import Call, contexts
-from autopart.profiler.measurement import Measurement
+from autopart.profiler.measurement import STANDARD_ERROR, Measurement
 from autopart.profiler.ranks import recording
 from autopart.profiler.real_inputs import Inputs, real_inputs
 
 BUDGET_S = 0.3
 """Seconds that a part of a call may take, unless fewer repeats than `FEWEST` fit."""
 FEWEST, MOST = 5, 200
-STANDARD_ERROR = 0.01
-"""Repeats end when the interquartile range over the root of their number is this share of the median."""
 MOST_COPIES = 16
 MOST_BYTES = 1 << 30
 """Of all copies of a call's inputs, unless one alone is larger."""
@@ -81,6 +79,7 @@ class Meter:
             spread=max(map(spread, parts)),
             repeats=min(map(len, parts)),
             peak_bytes=peak_bytes,
+            error=max(map(error, parts)),
         )
 
     def _repeat(self, prepare: Callable[[], Sequence[Run]], overhead_s: float) -> list[float]:
@@ -153,9 +152,14 @@ def spread(samples: list[float]) -> float:
     return (high - low) / middle if middle else 0.0
 
 
+def error(samples: list[float]) -> float:
+    """How far the median is known: the spread over the root of the number of samples."""
+    return spread(samples) / math.sqrt(len(samples))
+
+
 def known(samples: list[float]) -> bool:
     """Whether the median is known to `STANDARD_ERROR`."""
-    return spread(samples) <= STANDARD_ERROR * math.sqrt(len(samples))
+    return error(samples) <= STANDARD_ERROR
 
 
 def cache_bytes(device: torch.device) -> int:

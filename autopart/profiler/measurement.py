@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar
 
 import torch
@@ -14,6 +14,9 @@ from autopart.strict_json import STRICT
 
 Amount = Annotated[float, Field(ge=0, le=1e30)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
+
+STANDARD_ERROR = 0.01
+"""A median is known when the interquartile range over the root of the number of runs is this share of it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,8 @@ class Measurement:
         spread: Interquartile range of the repeats over their median, the largest of the parts.
         repeats: The fewest times that a part was run; 0: nothing was, the seconds are a formula's.
         peak_bytes: Most bytes beyond its inputs, forward or backward; None where the device does not tell.
+        error: Interquartile range over the root of the number of runs, over the median, the largest of the parts: how
+            far the seconds are known; None where nothing was run.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = STRICT
@@ -36,6 +41,17 @@ class Measurement:
     spread: Amount
     repeats: Count
     peak_bytes: Count | None = None
+    error: Amount | None = None
+
+    @property
+    def known(self) -> bool:
+        """Whether every part's median is known to `STANDARD_ERROR`, or is a formula's."""
+        return self.error is None or self.error <= STANDARD_ERROR
+
+    def as_backward(self, of_weights: bool) -> Measurement:
+        """The same of a call that is made in backward, for gradients of weights or of activations."""
+        shares = (0.0, self.seconds) if of_weights else (self.seconds, 0.0)
+        return replace(self, forward_s=0.0, backward_input_s=shares[0], backward_weight_s=shares[1])
 
     @property
     def seconds(self) -> float:

@@ -34,6 +34,7 @@ def profile(
     how: Literal["auto", "measured", "analytic"] = "auto",
     *,
     cache: bool = True,
+    again: bool = False,
     budget_s: float = BUDGET_S,
     progress: Progress | None = None,
 ) -> Profile:
@@ -48,6 +49,7 @@ def profile(
         how: "measured" on the device; "analytic", by formula from its figures; "auto": measured where the device is
             this machine's.
         cache: Whether to read and keep measurements on disk (`AUTOPART_CACHE`).
+        again: Measure also what the cache has, and keep what is found in its place.
         budget_s: Seconds to spend on each of the three parts of a call, at most.
         progress: Called after each distinct call.
 
@@ -63,7 +65,7 @@ def profile(
         raise UsageError(f"this machine has no {name}, so it cannot be measured here", hint)
     if found is None:
         return _priced(graph, device)
-    return _measured(graph, found, cache, budget_s, progress)
+    return _measured(graph, found, cache, again, budget_s, progress)
 
 
 @dataclass(frozen=True)
@@ -72,23 +74,26 @@ class _Calls:
 
     Attributes:
         counts: How often each is made.
+        sums: Those that add up gradients: work of backward, although each is an operator that runs forward.
         left: Sentences on what has no call.
     """
 
     calls: dict[str, Call]
     works: dict[str, Work]
     counts: Counter[str]
+    sums: set[str]
     left: list[str]
 
 
 def _calls(walk: Walk) -> _Calls:
-    found = _Calls({}, {}, Counter(), [])
+    found = _Calls({}, {}, Counter(), set(), [])
 
-    def add(call: Call, work: Work) -> None:
+    def add(call: Call, work: Work) -> str:
         key = key_of(call, walk.ranks)
         found.calls.setdefault(key, call)
         found.works.setdefault(key, work)
         found.counts[key] += 1
+        return key
 
     for name, outcome in walk.outcomes.items():
         call = walk.calls.get(name)
@@ -100,10 +105,13 @@ def _calls(walk: Walk) -> _Calls:
             add(call, outcome.work)
             if name in walk.runs_again:  # what backward computes again has run before, without autograd
                 add(replace(call, grad=False), Work(outcome.work.forward))
-    for sums in (walk.sums, walk.weight_sums):
+    own = set(found.calls)
+    for sums, of_input in ((walk.sums, True), (walk.weight_sums, False)):
         for specs in sums.values():
             for spec in specs:
-                add(addition_call(spec), Work((addition(spec),)))
+                kernels = (addition(spec),)
+                found.sums.add(add(addition_call(spec), Work((), kernels, kernels if of_input else ())))
+    found.sums.difference_update(own)  # what the model calls itself, on the same shapes, stays its own
     return found
 
 
@@ -121,7 +129,9 @@ def _priced(graph: Graph, name: str) -> Profile:
     return Profile(graph.name, "analytic", described, entries, tuple(found.left), graph.microbatch_size)
 
 
-def _measured(graph: Graph, device: ProfiledDevice, cache: bool, budget_s: float, progress: Progress | None) -> Profile:
+def _measured(
+    graph: Graph, device: ProfiledDevice, cache: bool, again: bool, budget_s: float, progress: Progress | None
+) -> Profile:
     walk = Walk(graph, device.kind)
     walk.run()
     found = _calls(walk)
@@ -130,7 +140,7 @@ def _measured(graph: Graph, device: ProfiledDevice, cache: bool, budget_s: float
     entries: dict[str, Entry] = {}
     notes = found.left
     for done, (key, call) in enumerate(found.calls.items(), start=1):
-        time = stored.get(key) if stored is not None else None
+        time = stored.get(key) if stored is not None and not again else None
         if time is None:
             meter = meter or Meter(torch.device(device.kind), budget_s)
             try:
@@ -141,6 +151,8 @@ def _measured(graph: Graph, device: ProfiledDevice, cache: bool, budget_s: float
                 if stored is not None:
                     stored.put(key, time)
         if time is not None:
+            if key in found.sums:
+                time = time.as_backward(of_weights=not found.works[key].backward_input)
             entries[key] = Entry.of(found.counts[key], time, found.works[key])
         if progress is not None:
             progress(done, len(found.calls))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tabulate import tabulate
 
 from autopart.profiler.keys import operator_of
+from autopart.profiler.measurement import STANDARD_ERROR
 from autopart.text import printable
 
 if TYPE_CHECKING:
@@ -23,12 +24,16 @@ def format_profile(profile: Profile) -> str:
     order = sorted(kinds, key=lambda kind: (-sum(entry.seconds for entry in kinds[kind]), kind))
     rows = [_row(kind, kinds[kind], whole) for kind in order]
     rows.append(_row("all", list(profile.entries.values()), whole))
-    device = profile.device
+    device, rows_of_one = profile.device, profile.microbatch_size
     how = f"{profile.source} for" if profile.source == "analytic" else "measured on"
     lines = [
-        f"{profile.model}, {how} {device.name}" + (f" ({device.model})" if device.model != device.name else ""),
+        f"{profile.model}, {how} {device.name}"
+        + (f" ({device.model})" if device.model != device.name else "")
+        + (f", one microbatch of {rows_of_one} {'row' if rows_of_one == 1 else 'rows'}" if rows_of_one else ""),
         "",
         tabulate(rows, headers="keys", floatfmt=".4g"),
+        "",
+        *_remarks(profile),
         *(f"Note: {note}" for note in profile.notes),
     ]
     return printable("\n".join(lines))
@@ -45,6 +50,35 @@ def _row(kind: str, entries: list[Entry], whole: float) -> dict[str, str | int |
         "share": f"{own / whole if whole else 0.0:.1%}",
         "spread": f"{max((e.time.spread for e in entries), default=0.0):.0%}",
     }
+
+
+def _remarks(profile: Profile) -> list[str]:
+    """What the columns mean, and how far the times are known."""
+    whole = sum(entry.count for entry in profile.entries.values())
+    sums = sum(entry.count for key, entry in profile.entries.items() if _adds_gradients(key, entry))
+    found = []
+    if sums:
+        found.append(
+            f"calls: {whole - sums} of the model's operators, and {sums} that add up gradients in backward "
+            "(aten.add_): of each weight into .grad, and of values with several readers. The optimizer has none here."
+        )
+    if profile.source == "measured":
+        found.append(
+            "spread: the middle half of the runs of one call, over their median; the largest of the row. "
+            "The times are medians."
+        )
+    unknown = [entry.time.error or 0.0 for entry in profile.entries.values() if not entry.time.known]
+    if unknown:
+        found.append(
+            f"{len(unknown)} of {len(profile.entries)} distinct calls reached the limit of time or runs before their "
+            f"median was known to {STANDARD_ERROR:.0%} (the worst to {max(unknown):.0%}). "
+            "On an idle machine, measure again: --again."
+        )
+    return found
+
+
+def _adds_gradients(key: str, entry: Entry) -> bool:
+    return operator_of(key) == "aten.add_" and not entry.forward and bool(entry.backward)
 
 
 def format_diff(before: Profile, after: Profile, limit: int = 40) -> str:

@@ -84,8 +84,11 @@ def test_a_measured_collective_is_priced_by_its_own_figures() -> None:
 
 def test_a_real_group_gives_a_cluster_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "links.yaml"
-    assert main(["profile", "--links", "--out", str(out)]) == 0
-    assert "all reduce" in capfd.readouterr().out
+    assert main(["profile", "--links", "--device", "cpu", "--out", str(out)]) == 0
+    printed = capfd.readouterr()
+    assert "all reduce" in printed.out
+    for what in ("send", "both ways", "all reduce", "all to all"):
+        assert f"Measuring intra_node between 2 processes: {what}." in printed.err
     cluster = Cluster.parse(str(out))
     assert str(cluster) == "2xCPU"
     link = cluster.intra_node

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from autopart.cli import main
+from autopart.cli.profile import plan_with
 from autopart.errors import InputFileError, UsageError
 from autopart.graph import Graph
 from autopart.profiler.cache import MeasurementCache, cache_directory
@@ -131,6 +133,15 @@ def test_a_difference_shows_what_moved_and_what_is_alone(tmp_path: Path, capsys:
     assert json.loads(capsys.readouterr().out)["only_after"] == ["new()"]
 
 
+def test_calls_that_are_not_known_well_are_counted_below_the_table() -> None:
+    assert "--again" not in str(PROFILE)
+    entry = PROFILE.entries[KEY]
+    badly = {f"aten.relu.default(float32[{n}])": replace(entry, time=replace(TIME, error=0.02 * n)) for n in (1, 4)}
+    text = str(replace(PROFILE, entries={**PROFILE.entries, **badly}))
+    assert "2 of 3 distinct calls" in text and "the worst to 8%" in text and "--again" in text
+    assert "spread: the middle half" in text
+
+
 # ------------------------------------------------------------------------------------------------- the cache
 
 
@@ -160,6 +171,16 @@ def test_a_second_run_takes_nothing_from_the_device(folder: Path, monkeypatch: p
     assert len(files(folder)) == len(first.entries)
     monkeypatch.setattr(Meter, "__init__", never)
     assert profile(graph, "cpu", budget_s=0.0) == first
+
+
+def test_measured_again_the_cache_has_the_new_times(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = perceptron()
+    profile(graph, "cpu", budget_s=0.0)
+    monkeypatch.setattr(Meter, "measure", lambda self, call, ranks: TIME)
+    again = profile(graph, "cpu", again=True, budget_s=0.0)
+    assert {entry.time.repeats for entry in again.entries.values()} == {TIME.repeats}
+    monkeypatch.setattr(Meter, "__init__", never)
+    assert profile(graph, "cpu", budget_s=0.0) == again
 
 
 def never(*_: Any, **__: Any) -> None:
@@ -287,6 +308,51 @@ def test_the_command_profiles_and_writes(folder: Path, tmp_path: Path, capsys: p
         assert main([*command[:-1], str(place)]) == UsageError.exit_status
         assert "Captured" not in capsys.readouterr().err
     assert out.read_bytes() == written
+
+
+def test_the_command_that_is_shown_can_be_pasted(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "my model.py"
+    source.write_text(
+        "import torch\n\n\ndef make(width=8, depth=2):\n"
+        "    layers = [torch.nn.Linear(width, width) for _ in range(depth)]\n"
+        "    return torch.nn.Sequential(*layers), (torch.randn(8, width),)\n"
+    )
+    out = tmp_path / "p (1).json"
+    command = ["profile", f"{source}:make?width=16&depth=4", "--device", "A100-80G", "--out", str(out)]
+    assert main([*command, "--dtype", "bfloat16", "--global-batch", "16"]) == 0
+    _, _, shown = capsys.readouterr().err.partition("Plan with it: ")
+    words = shlex.split(shown.rpartition(" (")[0])
+    assert words[:2] == ["autopart", "partition"] and words[2] == command[1]
+    assert main([*words[1:], "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["dtype"] == "bfloat16" and plan["strategy"]["microbatches"] * plan["strategy"]["microbatch_size"] == 16
+
+
+def test_for_a_device_that_no_catalogue_has_a_cluster_file_is_asked_for(tmp_path: Path) -> None:
+    shown = plan_with(replace(PROFILE, device=replace(HERE, name="Some GPU")), tmp_path / "p.json", {})
+    assert "--gpus CLUSTER.yaml" in shown and "devices named 'Some GPU'" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["profile", "zoo:unet", "--device", "A100-80G", "--again"],
+        ["profile", "--links", "--again"],
+        ["profile", "--links", "--device", "A100-80G"],
+        pytest.param(
+            ["profile", "--links", "--device", "cuda"],
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU"),
+        ),
+    ],
+)
+def test_an_option_that_could_not_be_followed_is_refused(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == UsageError.exit_status
+    printed = capsys.readouterr()
+    assert printed.out == "" and "Measuring" not in printed.err
 
 
 def test_an_interrupted_command_keeps_what_it_measured(
