@@ -155,7 +155,7 @@ class Costs:
         times: Device name (as in the cluster) -> node name -> seconds.
         memory: Node name -> bytes.
         saved: Every storage that autograd keeps for one microbatch.
-        source: "analytic", "measured", or "corrected" by a record.
+        source: "analytic"; "measured", for most of the time; or "corrected" by a record or a profile.
         notes: What had to be estimated, for the person who reads the plan.
         allocations: Every allocation of a microbatch; None where only estimates are known (see `profile_rows`).
         updates: Device name -> optimizer -> what to multiply the formula of its time with; 1 where it is not named.

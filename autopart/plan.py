@@ -216,7 +216,7 @@ class Plan:
         granularity: "block" or "operator": where cuts were allowed in the chosen plan.
         alternatives: What the other granularity would have cost: granularity -> step time in seconds.
         degrees: Tensor degree -> step time in seconds of the best plan found with it.
-        times_from: Where seconds come from: formulas, a profile, or formulas corrected by a record.
+        times_from: Where seconds come from: formulas, (mostly) a profile, or formulas corrected by a record or profile.
         layouts: How tensors are split; None where `strategy.tensor` is 1.
         cluster: The cluster as plain data, so that the file stands alone.
     """
