@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,8 +36,8 @@ def calibrate_command(
         from autopart.clusterfile import write_cluster_file
         from autopart.hardware import device_as_fields, fitted_fields, link_as_fields
         from autopart.profiler.calibration import calibrate, same_device, samples_of
+        from autopart.profiler.calibration_table import format_calibration
         from autopart.profiler.profile_file import Profile
-        from autopart.report.calibration import format_calibration
 
         read = [Profile.load(path) for path in profiles]
         measured_on = same_device(read)
@@ -48,7 +49,8 @@ def calibrate_command(
         samples = samples_of(read)
         threads = f", {measured_on.threads} threads" if measured_on.threads else ""
         source = (
-            f"fitted to {len(samples)} measured calls of {', '.join(profile.model for profile in read)} "
+            f"fitted to {len(samples)} measured parts (forward or backward) of calls of "
+            f"{', '.join(profile.model for profile in read)} "
             f"on {measured_on.model}{threads}, torch {measured_on.torch}"
         )
         found = calibrate(samples, base, f"{base.name}-calibrated", source)
@@ -58,13 +60,20 @@ def calibrate_command(
             links = {} if known else {name: link_as_fields(getattr(cluster, name)) for name in _LINKS}
             entry = {found.device.name: {**fields, **fitted_fields(found.device)}}
             write_cluster_file(out, entry, [{"gpus": [found.device.name]}], links, _COMMENT)
-            say(f"Wrote {out}. Plan with it: --gpus {out} (its machines are yours to edit).")
+            say(
+                f"Wrote {out}. It has one machine with one device: under `machines`, name {found.device.name} in "
+                "`gpus` as many times as a machine has it, and write `count: N` for N machines alike."
+            )
+            say(f"Then plan with it: {shlex.join(['autopart', 'partition', 'MODEL', '--gpus', str(out)])}")
     show(json.dumps(_data(found), indent=1) if as_json else format_calibration(found))
 
 
 _KINDS = {"cpu": "a CPU", "cuda": "a GPU"}
 _LINKS = ("intra_node", "inter_node")
-_COMMENT = "A device with fitted efficiency curves; `machines` is one of it, for you to edit."
+_COMMENT = (
+    "A device with fitted efficiency curves. `machines` is one of it, for you to edit:\n"
+    "name it in `gpus` as many times as a machine has it, and write `count: N` for N machines alike."
+)
 
 
 def _data(found: Calibration) -> dict[str, Any]:

@@ -68,7 +68,10 @@ class Residual:
     """How far predictions of one family's calls are off; errors are |predicted / measured - 1|.
 
     Attributes:
-        total: Predicted over measured seconds, of all calls together.
+        calls: How many parts (forward, or backward) of calls.
+        total: Predicted over measured seconds, of all parts together.
+        longest: Whether the parts are those in which the family takes longest; else it does in none, and they are all
+            in which it runs.
     """
 
     family: str
@@ -76,6 +79,7 @@ class Residual:
     median: float
     ninety: float
     total: float
+    longest: bool = True
 
 
 @dataclass(frozen=True)
@@ -138,15 +142,18 @@ def calibrate(samples: Sequence[Sample], device: Device, name: str, source: str)
 
 
 def residuals(samples: Sequence[Sample], device: Device, grouped_by: Device) -> tuple[Residual, ...]:
-    """How far the device's predictions are off, by family as `grouped_by` sees it."""
+    """How far the device's predictions are off, by family as `grouped_by` sees it; every family that runs has a row."""
     groups: dict[str, list[Sample]] = {}
     for sample in samples:
         groups.setdefault(sample.family(grouped_by), []).append(sample)
-    rows = [_residual(family, groups[family], device) for family in sorted(groups)]
+    rows = []
+    for family in sorted({kernel.family for sample in samples for kernel in sample.kernels}):
+        held = [sample for sample in samples if any(kernel.family == family for kernel in sample.kernels)]
+        rows.append(_residual(family, groups.get(family, held), device, family in groups))
     return (*rows, _residual("all", samples, device))
 
 
-def _residual(family: str, samples: Sequence[Sample], device: Device) -> Residual:
+def _residual(family: str, samples: Sequence[Sample], device: Device, longest: bool = True) -> Residual:
     measured = np.array([sample.seconds for sample in samples])
     predicted = np.array([sample.predicted(device) for sample in samples])
     counts = np.array([sample.count for sample in samples])
@@ -157,6 +164,7 @@ def _residual(family: str, samples: Sequence[Sample], device: Device) -> Residua
         float(np.median(errors)),
         float(np.quantile(errors, 0.9)),
         float((predicted * counts).sum() / (measured * counts).sum()),
+        longest,
     )
 
 

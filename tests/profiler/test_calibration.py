@@ -15,7 +15,8 @@ import torch
 from autopart.cli import main
 from autopart.cluster import Cluster, Device, Efficiency
 from autopart.errors import InputFileError, UsageError
-from autopart.profiler.calibration import Sample, calibrate, residuals, samples_of
+from autopart.profiler.calibration import Calibration, Sample, calibrate, residuals, samples_of
+from autopart.profiler.calibration_table import format_calibration
 from autopart.profiler.isolated import Work
 from autopart.profiler.kernels import Kernel
 from autopart.profiler.measurement import Measurement
@@ -115,6 +116,42 @@ def test_residuals_are_those_of_the_table() -> None:
     assert family.total == pytest.approx((1 + 3 * 2 + 1) / (1 + 3 * 1 + 2), rel=1e-6)
 
 
+def test_every_fitted_family_has_a_row_although_another_takes_longest() -> None:
+    base = Cluster.parse("CPU").devices[0]
+    dropped = Kernel("bernoulli_", "random", torch.float32, 0.0, 1e3)
+    product = Kernel("mm", "matmul", torch.float32, 1e9, 1e7)
+    samples = [Sample((product, dropped), 0.2, 1), Sample((product,), 0.1, 2), Sample((product, dropped), 0.3, 1)]
+    found = calibrate(samples, base, "mine", "")
+    for rows in (found.before, found.after):
+        assert {row.family: (row.calls, row.longest) for row in rows} == {
+            "matmul": (3, True),
+            "random": (2, False),
+            "all": (3, True),
+        }
+    assert {"matmul", "random"} <= found.device.efficiency.keys()
+    text = format_calibration(found)
+    assert "random" in text and "shown by every part that has it: random." in text
+    assert "parts" in text.splitlines()[0] + text.splitlines()[1] and "calls" not in text.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("curve", "says"),
+    [
+        (Efficiency(1.5, 0.5, 1e-6), ["peak rate (matmul 1.5 times"]),
+        (Efficiency(0.5, 2.5, 1e-6), ["peak bandwidth (matmul 2.5 times", "lay in the cache"]),
+        (Efficiency(1.0, 0.9, 1e-6, 4.0), []),
+    ],
+)
+def test_more_than_a_peak_is_remarked_on(curve: Efficiency, says: list[str]) -> None:
+    device = dataclasses.replace(
+        Cluster.parse("CPU").devices[0], efficiency={"matmul": curve, "copy": Efficiency(9, 9, 1)}
+    )
+    rows = residuals([Sample((Kernel("mm", "matmul", torch.float32, 1e9, 1e7),), 1e-3, 1)], device, device)
+    text = format_calibration(Calibration(device, rows, rows))
+    assert all(words in text for words in says) and ("More than" in text) == bool(says)
+    assert "copy" not in text  # its curve is not of this fit
+
+
 def a_profile(seed: int = 0, **changed: Any) -> Profile:
     rng = random.Random(seed)
     truth = random_device("CPU", rng)
@@ -133,13 +170,17 @@ def test_the_command_writes_a_device_that_plans_can_use(tmp_path: Path, capsys: 
     a_profile().save(tmp_path / "profile.json")
     out = tmp_path / "mine.yaml"
     assert main(["calibrate", str(tmp_path / "profile.json"), "--out", str(out)]) == 0
-    table = capsys.readouterr().out
-    assert "matmul" in table and "all" in table
+    printed = capsys.readouterr()
+    assert "matmul" in printed.out and "all" in printed.out
+    assert f"autopart partition MODEL --gpus {out}" in printed.err and "`count: N`" in printed.err
     (device,) = Cluster.parse(str(out)).devices
     samples = samples_of([a_profile()])
     errors = [abs(sample.predicted(device) / sample.seconds - 1) for sample in samples]
     assert sorted(errors)[len(errors) // 2] < 0.05
     assert device.name == "CPU-calibrated" and "a processor" in device.source
+    assert f"{len(samples)} measured parts" in device.source
+    out.write_text(out.read_text().replace("- gpus:", "- count: 3\n  gpus:"))
+    assert Cluster.parse(str(out)).devices == (device,) * 3
     assert Cluster.from_data(json.loads(json.dumps(Cluster.parse(str(out)).to_data()))) == Cluster.parse(str(out))
 
 
