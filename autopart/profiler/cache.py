@@ -22,7 +22,7 @@ from autopart.profiler.measurement import Measurement
 from autopart.profiler.profile_file import ProfiledDevice
 from autopart.strict_json import of_schema, parse, read, validated
 
-SCHEMA = "autopart-measurement/1"
+SCHEMA = "autopart-measurement/2"
 
 
 def cache_directory() -> Path:

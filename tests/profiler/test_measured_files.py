@@ -221,7 +221,7 @@ DAMAGE: dict[str, Callable[[str], str]] = {
     "not JSON": lambda text: "\x00" * len(text),
     "of another call": lambda text: text.replace("aten.mm", "aten.bmm"),
     "of another device": lambda text: text.replace("a processor", "another processor"),
-    "of another version": lambda text: text.replace("autopart-measurement/1", "autopart-measurement/0"),
+    "of another version": lambda text: text.replace("autopart-measurement/2", "autopart-measurement/1"),
     "negative": lambda text: text.replace("1.25e-05", "-1.25e-05"),
     "infinite": lambda text: text.replace("1.25e-05", "Infinity"),
     "with more": lambda text: text.replace('"schema"', '"more": 1, "schema"'),
