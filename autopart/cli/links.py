@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -133,7 +134,7 @@ def _write(out: Path, links: dict[str, Link], machines: list[list[str]]) -> None
         {name: link_as_fields(link) for name, link in links.items()},
         COMMENT,
     )
-    say(f"Wrote {out}. Plan with it: --gpus {out}")
+    say(f"Wrote {out}. Plan with it: {shlex.join(['autopart', 'partition', 'MODEL', '--gpus', str(out)])}")
 
 
 def _text(fits: dict[str, list[Fit]]) -> str:
