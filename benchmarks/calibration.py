@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, An
 
 
 def _side_by_side(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    found = {"family": before["family"], "calls": before["calls"]}
+    found = {"family": before["family"], "parts": before["parts"]}
     for name, column in (("median", "median error"), ("ninety", "90 %"), ("total", "sum / measured")):
         found |= {f"{column} before": before[name], f"{column} after": after[name]}
     return found

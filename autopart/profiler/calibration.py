@@ -68,14 +68,14 @@ class Residual:
     """How far predictions of one family's calls are off; errors are |predicted / measured - 1|.
 
     Attributes:
-        calls: How many parts (forward, or backward) of calls.
+        parts: How many: the forward of a call, or its backward.
         total: Predicted over measured seconds, of all parts together.
         longest: Whether the parts are those in which the family takes longest; else it does in none, and they are all
             in which it runs.
     """
 
     family: str
-    calls: int
+    parts: int
     median: float
     ninety: float
     total: float

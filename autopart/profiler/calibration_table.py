@@ -19,7 +19,7 @@ def format_calibration(calibration: Calibration) -> str:
     rows = [
         [
             before.family,
-            str(before.calls),
+            str(before.parts),
             f"{before.median:.0%}",
             f"{after.median:.0%}",
             f"{before.ninety:.0%}",

@@ -110,7 +110,7 @@ def test_residuals_are_those_of_the_table() -> None:
     times = [(1e9, 1e-3, 1), (2e9, 1e-3, 3), (1e9, 2e-3, 1)]  # predicted 1, 2 and 1 ms
     samples = [Sample((Kernel("add", "pointwise", torch.float32, 0.0, size),), s, n) for size, s, n in times]
     family, everything = residuals(samples, device, device)
-    assert family.family == "pointwise" and everything.family == "all" and family.calls == 3
+    assert family.family == "pointwise" and everything.family == "all" and family.parts == 3
     assert family.median == pytest.approx(0.5, rel=1e-6)
     assert family.ninety == pytest.approx(0.9, rel=1e-6)
     assert family.total == pytest.approx((1 + 3 * 2 + 1) / (1 + 3 * 1 + 2), rel=1e-6)
@@ -123,7 +123,7 @@ def test_every_fitted_family_has_a_row_although_another_takes_longest() -> None:
     samples = [Sample((product, dropped), 0.2, 1), Sample((product,), 0.1, 2), Sample((product, dropped), 0.3, 1)]
     found = calibrate(samples, base, "mine", "")
     for rows in (found.before, found.after):
-        assert {row.family: (row.calls, row.longest) for row in rows} == {
+        assert {row.family: (row.parts, row.longest) for row in rows} == {
             "matmul": (3, True),
             "random": (2, False),
             "all": (3, True),
