@@ -22,8 +22,7 @@ from benchmarks.output import parser, show
 from benchmarks.published_layers import Cost, Parts
 from benchmarks.published_plans import Plan, in_flight, plan_of
 
-GIB = 2**30
-MB = 10**6
+GIB, MIB = 2**30, 2**20
 SIXTEEN, EIGHTEEN = 16, 18
 OPTIMIZER_BYTES = 12
 """Of a parameter: float32 weight and two moments."""
@@ -88,7 +87,7 @@ class Memory:
 
 
 def mist_rows(published: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """A row for each stage of each of Mist's measured plans (megabytes, as it printed them)."""
+    """A row for each stage of each of Mist's measured plans; its "MB" are MiB (mist/utils/common.py)."""
     measured = published["sweeps"]["mist_tuned"]["measured_l4_gpt"]
     for row in published["rows"]:
         if row["source"] == "MIST" and row["grade"] == "A":
@@ -102,7 +101,7 @@ def mist_rows(published: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             for stage, peak in enumerate(map(int, re.findall(r"(\d+) MB", peaks))):
                 state, saved = memory.state_bytes(stage, SIXTEEN), memory.activation_bytes(stage)
                 ours = state + saved + memory.passing_bytes(stage)
-                yield _row(row["id"], f"stage {stage}, peak", peak / 1e3, ours / MB / 1e3, "GB")
+                yield _row(row["id"], f"stage {stage}, peak", peak * MIB / GIB, ours / GIB, "GiB")
 
 
 def recomputation_rows(published: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -99,6 +99,7 @@ def plan_of(row: Mapping[str, Any], published: Mapping[str, Any]) -> Plan:
         flash=not megatron and "flashFalse" not in row["id"],
         fused="compile" in row["id"] or (titan and "eager" not in row["id"]),
         dropout=0.1 if megatron else 0.0,
+        half_loss=mist,  # mist/model/gpt.py, mist/modules/losses.py of github.com/Dazz993/Mist
     )
     pipeline, chunks = strategy["pp"], strategy["virtual_stages"] or 0
     layers: tuple[int, ...] = (shape.layers // pipeline,) * pipeline

@@ -25,6 +25,7 @@ class Shape:
         flash: Whether attention is one kernel; else scores, softmax and dropout are.
         fused: Whether chains of pointwise operators are one kernel.
         dropout: Probability; 0: the operators are not there.
+        half_loss: Whether the loss is computed in the precision of the logits; else in float32.
     """
 
     layers: int
@@ -40,6 +41,7 @@ class Shape:
     flash: bool = True
     fused: bool = False
     dropout: float = 0.0
+    half_loss: bool = False
 
     @staticmethod
     def of(model: Mapping[str, Any], sequence: int, **options: Any) -> Shape:
@@ -175,12 +177,15 @@ class Embedding(nn.Module):
 
 
 class Head(nn.Module):
-    """(x [tokens, rows, hidden], labels) -> loss over the rank's part of the vocabulary, in float32."""
+    """(x [tokens, rows, hidden], labels) -> loss over the rank's part of the vocabulary."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
         self.norm = Norm(shape)
         self.out = nn.Linear(shape.hidden, shape.vocab // shape.tensor, bias=False)
+        self.half_loss = shape.half_loss
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(self.out(self.norm(x)).float().flatten(0, 1), labels.flatten())
+        logits = self.out(self.norm(x))
+        logits = logits if self.half_loss else logits.float()
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
