@@ -28,16 +28,21 @@ def peak_bytes(run: Callable[[], object]) -> int:
     return most
 
 
+def _training(module: Any, rank: int, schedule: str, microbatches: int) -> tuple[Any, Any, Any]:
+    """The engine, the optimizer and one batch of a package's process."""
+    train = importlib.import_module("runtime.train")
+    table = module.PIPELINE
+    options: dict[str, Any] = {"schedule": schedule, "microbatches": microbatches, "seed": 0, "dtype": table.dtype}
+    process = Process(rank, dist.get_world_size(), torch.device("cpu"))
+    engine = train.build(table, process=process, **options)
+    batch = train.random_batch(table, microbatches, torch.Generator().manual_seed(0))
+    return engine, train.make_optimizer("adamw", 1e-3, engine), batch
+
+
 def package_peak(rank: int, folder: str, schedule: str, microbatches: int) -> int:
     """That of the second step of a package's process, from where its gradients are gone."""
     with imported(folder) as module:
-        train = importlib.import_module("runtime.train")
-        table = module.PIPELINE
-        options: dict[str, Any] = {"schedule": schedule, "microbatches": microbatches, "seed": 0, "dtype": table.dtype}
-        process = Process(rank, dist.get_world_size(), torch.device("cpu"))
-        engine = train.build(table, process=process, **options)
-        optimizer = train.make_optimizer("adamw", 1e-3, engine)
-        batch = train.random_batch(table, microbatches, torch.Generator().manual_seed(0))
+        engine, optimizer, batch = _training(module, rank, schedule, microbatches)
 
         def step() -> None:
             engine.step(batch)
@@ -55,13 +60,7 @@ def package_actions(rank: int, folder: str, schedule: str, microbatches: int) ->
         Name of the action -> (most bytes while it runs, bytes after it); "update" is the optimizer's.
     """
     with imported(folder) as module, profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watched:
-        train = importlib.import_module("runtime.train")
-        table = module.PIPELINE
-        options: dict[str, Any] = {"schedule": schedule, "microbatches": microbatches, "seed": 0, "dtype": table.dtype}
-        process = Process(rank, dist.get_world_size(), torch.device("cpu"))
-        engine = train.build(table, process=process, **options)
-        optimizer = train.make_optimizer("adamw", 1e-3, engine)
-        batch = train.random_batch(table, microbatches, torch.Generator().manual_seed(0))
+        engine, optimizer, batch = _training(module, rank, schedule, microbatches)
         for number in range(2):
             optimizer.zero_grad()
             gc.collect()  # cycles that building left behind hold tensors
