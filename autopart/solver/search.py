@@ -32,7 +32,7 @@ from autopart.solver.problem import Problem
 from autopart.solver.program_search import solve_program
 from autopart.solver.recombination import recombined
 from autopart.solver.score import score
-from autopart.solver.windows import unite_fixed
+from autopart.solver.windows import passing, unite_fixed
 
 # First plans: orders that are tried, and rounds of the local search without a better plan after which it ends. Large
 # problems get fewer, since each costs more and the program that follows finds what is missing.
@@ -47,6 +47,11 @@ FIRST_SHARE = 0.4
 DOWN_SHARE, FREE_SHARE = 0.5, 0.3
 # And what plans from parts of others may take.
 RECOMBINED_SHARE = 0.15
+# And what potentials may take before they branch.
+POTENTIAL_SHARE = 0.25
+# Where this share of the nets may pass a stage, what can come before single boundaries says little, and plans along
+# potentials are better than those along orders.
+CROWDED = 0.9
 # The time limit for which that may do all the work it is ever allowed.
 SECONDS_OF_ALL_DOWN_SETS = 120.0
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
@@ -55,6 +60,8 @@ WORK_PER_SECOND = 0.05
 
 # The same for the programs of one boundary, and of adjacent stages.
 BOUNDARY_WORK_PER_SECOND, NEIGHBOUR_WORK_PER_SECOND = 0.5, 0.1
+# And what potentials may look at.
+LOOKED_AT_PER_SECOND = 12_000_000
 ROUNDING = 1e-9
 
 Stop = Literal["proof", "time limit", "work limit"]
@@ -274,15 +281,41 @@ def _without_limits(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 
 def _recombination(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Plans from parts of others; not where blocks may be computed again (`_without_limits` does it there)."""
-    if problem.blocks is not None:
+    if problem.blocks is not None or passing(problem, answer.value) > CROWDED:
         return answer
     enough = answer.bound / (1 - budget.tolerance)
     return _better(problem, answer, recombined(problem, answer.assignment, enough, budget.until(RECOMBINED_SHARE)))
 
 
+def _potentials(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """Wide graphs, all boundaries at once, as far as that is quick."""
+    return _by_potentials(problem, answer, budget, False)
+
+
+def _branching(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """The same until nothing is left open."""
+    return _by_potentials(problem, answer, budget, True)
+
+
+def _by_potentials(problem: Problem, answer: Answer, budget: Budget, branch: bool) -> Answer:
+    """Not where blocks may be computed again (`_without_limits` does it there)."""
+    if answer.assignment is None or problem.blocks is not None:
+        return answer
+    # Its kernels are compiled when they are first called, and loaded with a compiler: only where they are needed.
+    from autopart.solver.potential_search import solve_potentials
+
+    share = 1.0 if branch else POTENTIAL_SHARE
+    work, until = share * LOOKED_AT_PER_SECOND * budget.seconds, budget.until(share)
+    found = solve_potentials(problem, budget.tolerance, answer.assignment, answer.bound, branch, work, until)
+    if found is None:
+        return answer
+    assignment, bound = found
+    return _raised(_better(problem, answer, assignment), bound, "what each stage can hold at most")
+
+
 def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Wide graphs, one boundary at a time; not where blocks may be computed again (`_without_limits` does it there)."""
-    if problem.blocks is not None:
+    if problem.blocks is not None or passing(problem, answer.value) > CROWDED:
         return answer
     work = BOUNDARY_WORK_PER_SECOND * budget.seconds
     found = solve_boundaries(problem, budget.tolerance, answer.assignment, work, budget.deadline)
@@ -334,9 +367,11 @@ DEEP: dict[str, Layer] = {
     "without limits": _without_limits,
     "down-sets": _down_sets,
     "integer program": _program,
+    "potentials": _potentials,
     "boundaries": _boundaries,
     "recombination": _recombination,
     "neighbourhoods": _neighbourhoods,
+    "branching": _branching,
 }
 
 

@@ -31,6 +31,13 @@ def windows(problem: Problem, cap: float) -> tuple[list[int], list[int]]:
     return earliest.tolist(), latest.tolist()
 
 
+def passing(problem: Problem, cap: float) -> float:
+    """The share of the nets that have room for a stage between producer and a reader."""
+    earliest, latest = windows(problem, cap)
+    can = [max((latest[r] for r in net.readers), default=0) > earliest[net.producer] + 1 for net in problem.nets]
+    return float(np.mean(can)) if can else 0.0
+
+
 def unite_fixed(problem: Problem, cap: float) -> tuple[Problem, list[int], list[int]]:
     """The problem with the items of one possible stage united: its assignments below the cap are the same.
 
