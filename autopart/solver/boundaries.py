@@ -43,13 +43,21 @@ WEIGHTS = (0.0, 0.1, 0.3, 1.0)
 
 
 def solve_boundaries(
-    problem: Problem, tolerance: float, assignment: Sequence[int] | None, work_limit: float, deadline: float
+    problem: Problem,
+    tolerance: float,
+    assignment: Sequence[int] | None,
+    bound: float,
+    work_limit: float,
+    deadline: float,
 ) -> tuple[tuple[int, ...] | None, float] | None:
     """A plan and a lower bound of the step time; None if processes hold several stages, or load is not what matters.
+
+    It ends early where its proofs cannot raise a bound that was found otherwise.
 
     Args:
         tolerance: Relative gap at which it may stop.
         assignment: A legal plan to begin with.
+        bound: A lower bound of the step time.
         work_limit: In CP-SAT's deterministic seconds.
         deadline: In seconds of `time.monotonic`; looked at between programs.
     """
@@ -59,11 +67,14 @@ def solve_boundaries(
     load = simple_bound(problem) - fill
     if load <= FEWEST_SECONDS * fill:
         return None
-    search = _Search(problem, tolerance, fill, fill, load, work_limit, deadline, Frontiers(problem, load, deadline))
+    known = max(load, bound - fill)
+    search = _Search(problem, tolerance, fill, fill, known, work_limit, deadline, Frontiers(problem, load, deadline))
     search.offer(assignment)
     search.first_plan()
     search.price_filling()
     search.prove()
+    if known > load and search.impossible <= known:
+        return search.best, min(search.value, search.fill + search.impossible)
     search.close()
     if search.best is not None and search.frontiers.units.torn:
         search.prove(exact=True)

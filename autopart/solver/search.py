@@ -51,7 +51,7 @@ RECOMBINED_SHARE = 0.15
 POTENTIAL_SHARE = 0.25
 # Where this share of the nets may pass a stage, what can come before single boundaries says little, and plans along
 # potentials are better than those along orders.
-CROWDED = 0.9
+CROWDED = 0.96
 # The time limit for which that may do all the work it is ever allowed.
 SECONDS_OF_ALL_DOWN_SETS = 120.0
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
@@ -318,7 +318,7 @@ def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     if problem.blocks is not None or passing(problem, answer.value) > CROWDED:
         return answer
     work = BOUNDARY_WORK_PER_SECOND * budget.seconds
-    found = solve_boundaries(problem, budget.tolerance, answer.assignment, work, budget.deadline)
+    found = solve_boundaries(problem, budget.tolerance, answer.assignment, answer.bound, work, budget.deadline)
     if found is None:
         return answer
     assignment, bound = found

@@ -87,7 +87,7 @@ def test_no_limit_that_a_plan_meets_is_called_impossible(seed, travel, tight, ex
 @given(st.integers(0, 10**9))
 def test_bounds_hold_and_plans_are_legal_and_fit(seed):
     problem = random_problem(seed, schedule=SCHEDULES[seed % 2]) if seed % 3 else problem_with_skips(seed)
-    answer = solve_boundaries(problem, 1e-4, None, 20.0, time.monotonic() + 60)
+    answer = solve_boundaries(problem, 1e-4, None, 0.0, 20.0, time.monotonic() + 60)
     if answer is None:
         return
     assignment, bound = answer
@@ -120,7 +120,7 @@ def test_a_chain_is_solved_to_the_proof():
         problem, work=work, nets=chain, transfer=sent, send=nothing, receive=nothing, touch=np.zeros((3, 7)),
         users=(), state_bytes=np.zeros(0), update=np.zeros((3, 0)), sync=np.zeros((3, 0)), repeat=1.0, fill_weight=0.0
     )  # fmt: skip
-    assignment, bound = solve_boundaries(problem, 1e-3, None, 20.0, time.monotonic() + 60)
+    assignment, bound = solve_boundaries(problem, 1e-3, None, 0.0, 20.0, time.monotonic() + 60)
     value = value_and_memory(problem, assignment)[0]
     assert value == optimum(problem)
     assert bound >= value * (1 - 1e-3)
@@ -128,9 +128,9 @@ def test_a_chain_is_solved_to_the_proof():
 
 def test_the_same_problem_gives_the_same_answer():
     problem = problem_with_skips(11)
-    answers = [solve_boundaries(problem, 1e-4, None, 20.0, time.monotonic() + 60) for _ in range(2)]
+    answers = [solve_boundaries(problem, 1e-4, None, 0.0, 20.0, time.monotonic() + 60) for _ in range(2)]
     assert answers[0] == answers[1]
 
 
 def test_stages_that_share_a_process_are_not_its_task():
-    assert solve_boundaries(random_problem(3, schedule="zbv"), 1e-3, None, 1.0, math.inf) is None
+    assert solve_boundaries(random_problem(3, schedule="zbv"), 1e-3, None, 0.0, 1.0, math.inf) is None

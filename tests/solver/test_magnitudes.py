@@ -58,7 +58,7 @@ def test_a_device_without_memory_may_stay_empty_if_stages_may(seed, schedule):
     problem = dataclasses.replace(problem, limits=limits, idle=True)
     best, found = optimum(problem), _program(problem)
     assert found.bound == pytest.approx(best, rel=3 * EXACT)
-    by_boundary = solve_boundaries(problem, EXACT, None, 5.0, math.inf)
+    by_boundary = solve_boundaries(problem, EXACT, None, 0.0, 5.0, math.inf)
     assert by_boundary is None or by_boundary[1] <= best * (1 + 1e-9)
 
 
@@ -71,5 +71,5 @@ def test_a_device_that_is_a_million_million_times_slower_is_left_empty(seed):
     best, cap = optimum(problem), 1.01 * optimum(problem)
     found = solve_program(problem, cap, cap, 30.0, 10.0, EXACT / 10)
     assert found.complete and found.bound <= best * (1 + 1e-9)
-    by_boundary = solve_boundaries(problem, EXACT, None, 5.0, math.inf)
+    by_boundary = solve_boundaries(problem, EXACT, None, 0.0, 5.0, math.inf)
     assert by_boundary is None or by_boundary[1] <= best * (1 + 1e-9)
