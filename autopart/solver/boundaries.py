@@ -52,8 +52,6 @@ def solve_boundaries(
 ) -> tuple[tuple[int, ...] | None, float] | None:
     """A plan and a lower bound of the step time; None if processes hold several stages, or load is not what matters.
 
-    It ends early where its proofs cannot raise a bound that was found otherwise.
-
     Args:
         tolerance: Relative gap at which it may stop.
         assignment: A legal plan to begin with.
@@ -73,8 +71,6 @@ def solve_boundaries(
     search.first_plan()
     search.price_filling()
     search.prove()
-    if known > load and search.impossible <= known:
-        return search.best, min(search.value, search.fill + search.impossible)
     search.close()
     if search.best is not None and search.frontiers.units.torn:
         search.prove(exact=True)

@@ -47,8 +47,8 @@ FIRST_SHARE = 0.4
 DOWN_SHARE, FREE_SHARE = 0.5, 0.3
 # And what plans from parts of others may take.
 RECOMBINED_SHARE = 0.15
-# And what potentials may take before they branch.
-POTENTIAL_SHARE = 0.25
+# And what potentials may take before they branch, where single boundaries say little and where they may say more.
+POTENTIAL_SHARE, SHORT_SHARE = 0.25, 0.06
 # Where this share of the nets may pass a stage, what can come before single boundaries says little, and plans along
 # potentials are better than those along orders.
 CROWDED = 0.96
@@ -289,22 +289,22 @@ def _recombination(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 
 def _potentials(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Wide graphs, all boundaries at once, as far as that is quick."""
-    return _by_potentials(problem, answer, budget, False)
+    crowded = passing(problem, answer.value) > CROWDED
+    return _by_potentials(problem, answer, budget, False, POTENTIAL_SHARE if crowded else SHORT_SHARE)
 
 
 def _branching(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """The same until nothing is left open."""
-    return _by_potentials(problem, answer, budget, True)
+    return _by_potentials(problem, answer, budget, True, 1.0)
 
 
-def _by_potentials(problem: Problem, answer: Answer, budget: Budget, branch: bool) -> Answer:
+def _by_potentials(problem: Problem, answer: Answer, budget: Budget, branch: bool, share: float) -> Answer:
     """Not where blocks may be computed again (`_without_limits` does it there)."""
     if answer.assignment is None or problem.blocks is not None:
         return answer
     # Its kernels are compiled when they are first called, and loaded with a compiler: only where they are needed.
     from autopart.solver.potential_search import solve_potentials
 
-    share = 1.0 if branch else POTENTIAL_SHARE
     work, until = share * LOOKED_AT_PER_SECOND * budget.seconds, budget.until(share)
     found = solve_potentials(problem, budget.tolerance, answer.assignment, answer.bound, branch, work, until)
     if found is None:
