@@ -61,7 +61,7 @@ def solve_boundaries(
     """
     if problem.processes != problem.stages or problem.stages < 2:
         return None
-    fill = problem.fill_weight * float(problem.fill.min(axis=0).sum())
+    fill = problem.least_fill
     load = simple_bound(problem) - fill
     if load <= FEWEST_SECONDS * fill:
         return None

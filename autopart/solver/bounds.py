@@ -35,7 +35,7 @@ def simple_bound(problem: Problem) -> float:
     for r, users in enumerate(problem.users):
         alone[:, list(users)] += problem.update[:, r : r + 1]
     largest = float(alone.min(axis=0).max())
-    return problem.fill_weight * float(problem.fill.min(axis=0).sum()) + max(even, largest)
+    return problem.least_fill + max(even, largest)
 
 
 def containment_bound(problem: Problem) -> float:
@@ -48,7 +48,7 @@ def containment_bound(problem: Problem) -> float:
 
     which is one minimum cut: a language model's head pulls its loss along, for the logits are too many to send.
     """
-    fill = problem.fill_weight * float(problem.fill.min(axis=0).sum())
+    fill = problem.least_fill
     load = problem.repeat * problem.work.min(axis=0)
     heaviest = np.argsort(-load, kind="stable")[:HEAVIEST]
     return fill + max((_least_company(problem, load, int(v)) for v in heaviest if load[v] > 0), default=0.0)

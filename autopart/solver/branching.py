@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from autopart.solver.beam import plan_along
-from autopart.solver.potentials import FAR, ROUNDS, Potentials
+from autopart.solver.potentials import FAR, ROUNDS, Potentials, undecided
 from autopart.solver.problem import membership
 
 # When a program below the first one is given up.
@@ -56,11 +56,11 @@ class Branching:
         if potentials.spent():
             return False
         plan = plan_along(potentials, self.limit, WIDTH)
+        if plan is not None:  # where it is not accepted, loads are not what matters
+            self.accept(plan)
+            return False
         doubt = self._doubtful()
-        if plan is not None or doubt is None:
-            # With a plan that is not accepted, loads are not what matters.
-            if plan is not None:
-                self.accept(plan)
+        if doubt is None:
             return False
         boundary, item = doubt
         (earliest, latest), centre = potentials.window, potentials.centre
@@ -80,10 +80,7 @@ class Branching:
 
     def _doubtful(self) -> tuple[int, int] | None:
         """The boundary and item to decide: the most in doubt where the boundary nearest the middle has any doubt."""
-        earliest, latest = self.potentials.window
-        boundaries = np.arange(self.potentials.problem.stages + 1)[:, None]
-        free = (earliest < boundaries) & (boundaries <= latest)
-        shares = self.potentials.shares
+        free, shares = undecided(self.potentials.window, self.potentials.problem.stages), self.potentials.shares
         doubt = free * np.minimum(shares, 1 - shares) * self.seconds
         open_at = np.flatnonzero(doubt.max(axis=1) > LEAST_DOUBT * self.seconds.mean())
         if not len(open_at):

@@ -144,7 +144,7 @@ def _family(problem: Problem, cap: float, effort: float, deadline: float) -> _Fa
     slowness = (problem.repeat * problem.work[:, busy] / share[busy]).min(axis=1, initial=np.inf)
     slowness = np.where(np.isfinite(slowness), slowness, 1.0)
     sets = MOST_SETS if problem.blocks is None else MOST_TABULATED
-    most = (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) / slowness
+    most = (cap - problem.least_fill) / slowness
     upto, rest = np.cumsum(most)[:-1], _after(most)[:-1]
     inside = down_sets_within(problem, share, upto, rest, int(effort * sets), deadline)
     if inside is None:
@@ -162,7 +162,7 @@ def _band(problem: Problem, family: _Family, cap: float, effort: float, deadline
     inside, done, slowness = family.inside, family.done, family.slowness
     costs = StageCosts(problem, inside, deadline)
     fill = costs.boundary_fill
-    windows = _windows(done, (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) / slowness)
+    windows = _windows(done, (cap - problem.least_fill) / slowness)
     least = np.where(windows, fill, np.inf).min(axis=1)
     limit = cap - float(least.sum())
     spare = limit - float(done[-1]) / float((1 / slowness).sum())

@@ -91,7 +91,7 @@ class Frontiers:
         None if it is impossible for another reason; 0, and the fronts are not complete, if it is `late`.
         """
         last = self.problem.stages - 1
-        fill = self.problem.fill_weight * float(self.problem.fill.min(axis=0).sum())
+        fill = self.problem.least_fill
         earliest, latest = windows(self.problem, (limit + 1) * self.units.second + fill)
         self.earliest, self.latest = np.array(earliest), np.array(latest)
         self.limit, self.fronts = limit, [Front(0, 0, 0)]

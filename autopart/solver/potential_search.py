@@ -55,7 +55,7 @@ def solve_potentials(
     """
     if problem.processes != problem.stages or problem.stages < 2 or problem.hidden or problem.repeat <= 0:
         return None
-    fill = problem.fill_weight * float(problem.fill.min(axis=0).sum())
+    fill = problem.least_fill
     value = score(problem, assignment).step_s
     search = _Search(problem, tolerance, fill, tuple(assignment), value, bound, work, deadline)
     try:
@@ -142,7 +142,7 @@ class _Search:
                 high = middle
 
     def look_for_plans(self, potentials: Potentials) -> None:
-        """Bisect between the bound and the value for the lowest limit that the beam can keep; better that plan."""
+        """Bisect between the bound and the value for the lowest limit that the beam can keep."""
         low = self.bound
         for _ in range(TRIES):
             if not self.open() or potentials.spent():

@@ -93,11 +93,10 @@ class Potentials:
             TooWideError: A sweep has too many states.
         """
         self.problem, self.deadline, self.most_work = problem, deadline, most_work
-        earliest, latest = (np.array(window) for window in windows(problem, cap))
-        self.window: Windows = (earliest, latest)
-        self.sweeps = _sweeps(problem, earliest, latest)
-        boundaries = np.arange(problem.stages + 1)[:, None]
-        self.free = (earliest < boundaries) & (boundaries <= latest)
+        earliest, latest = windows(problem, cap)
+        self.window: Windows = (np.array(earliest), np.array(latest))
+        self.sweeps = _sweeps(problem, self.window)
+        self.free = undecided(self.window, problem.stages)
         self.where, self.item = np.nonzero(self.free)
         work = problem.work.mean(axis=0)
         share = np.ones(problem.items) / problem.items if work.sum() <= 0 else work / work.sum()
@@ -280,9 +279,16 @@ def labels_within(window: Windows, stage: int) -> NDArray[np.bool_]:
     return np.stack([earliest < stage, (earliest <= stage) & (stage <= latest), latest > stage], axis=1)
 
 
-def _sweeps(problem: Problem, earliest: NDArray[np.int64], latest: NDArray[np.int64]) -> list[Sweep]:
+def undecided(window: Windows, stages: int) -> NDArray[np.bool_]:
+    """Which items may be before a boundary and behind it, (stages + 1, items)."""
+    earliest, latest = window
+    boundaries = np.arange(stages + 1)[:, None]
+    return (earliest < boundaries) & (boundaries <= latest)
+
+
+def _sweeps(problem: Problem, window: Windows) -> list[Sweep]:
     """A sweep for each stage, along the one of two orders that has fewer states in the middle stage."""
-    allowed = [labels_within((earliest, latest), stage) for stage in range(problem.stages)]
+    allowed = [labels_within(window, stage) for stage in range(problem.stages)]
     middle = problem.stages // 2
     best: tuple[int, Sequence[int]] | None = None
     for order in (range(problem.items), narrow_order(problem)):

@@ -146,6 +146,11 @@ class Problem:
             bool((table == table[:1]).all()) for table in (self.work, self.fill, self.transfer, self.update, self.sync)
         )
 
+    @cached_property
+    def least_fill(self) -> float:
+        """Seconds that the items add to the filling of the pipeline at least, each at its fastest, weighted."""
+        return self.fill_weight * float(self.fill.min(axis=0).sum())
+
     @property
     def forward_nets(self) -> Iterator[Net]:
         """The nets that ask for an order."""

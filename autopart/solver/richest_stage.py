@@ -59,20 +59,21 @@ def richest(
         blur: Difference in worth that may be neglected at each state.
         most_stages: To return.
     """
-    graph = (sweep.begin, sweep.first, sweep.source, sweep.label, sweep.seconds)
-    by_step = np.ascontiguousarray(worth[sweep.order])
-    prices = price * PRICES
-    rest = _completions(*graph, by_step, prices)
-    bound = float((rest[0] + prices * limit).min())
+    by_step, prices = worth[sweep.order], price * PRICES
+    rest = _completions(*sweep.arrays, by_step, prices)
+    bound = _bound(rest, prices, limit)
+    nothing = np.zeros((0, len(worth)), np.int8), np.zeros(0)
     if bound < least:
-        return Richest(least, np.zeros((0, len(worth)), np.int8), np.zeros(0), len(sweep.source))
-    pairs, seconds, value, parent, label, begin = _search(*graph, by_step, prices, rest, limit, least, blur, MOST_PAIRS)
+        return Richest(least, *nothing, len(sweep.source))
+    pairs, seconds, value, parent, label, begin = _search(
+        *sweep.arrays, by_step, prices, rest, limit, least, blur, MOST_PAIRS
+    )
     if pairs < 0:
-        return Richest(bound, np.zeros((0, len(worth)), np.int8), np.zeros(0), len(sweep.source) + MOST_PAIRS)
+        return Richest(bound, *nothing, len(sweep.source) + MOST_PAIRS)
     last = np.arange(begin[-2], begin[-1])
     last = last[value[last] >= least]
     if not len(last):
-        return Richest(least, np.zeros((0, len(worth)), np.int8), np.zeros(0), len(sweep.source) + int(pairs))
+        return Richest(least, *nothing, len(sweep.source) + int(pairs))
     last = last[np.argsort(-value[last], kind="stable")]
     labels = _traced(last[:most_stages], parent, label, len(sweep.order))
     stages = np.empty_like(labels)
@@ -83,16 +84,18 @@ def richest(
 def bound_of_richest(sweep: Sweep, worth: Floats, limit: float, price: float) -> float:
     """No stage within the limit is worth more: the relaxation alone."""
     prices = price * PRICES
-    graph = (sweep.begin, sweep.first, sweep.source, sweep.label, sweep.seconds)
-    rest = _completions(*graph, np.ascontiguousarray(worth[sweep.order]), prices)
-    return float((rest[0] + prices * limit).min())
+    return _bound(_completions(*sweep.arrays, worth[sweep.order], prices), prices, limit)
 
 
 def least_seconds(sweep: Sweep, allowed: NDArray[np.bool_]) -> float:
     """What the cheapest stage costs that has only allowed labels, (items, 3); -`FORBIDDEN` or more if there is none."""
-    graph = (sweep.begin, sweep.first, sweep.source, sweep.label, sweep.seconds)
     worth = np.where(allowed[sweep.order], 0.0, FORBIDDEN)
-    return -float(_completions(*graph, worth, np.ones(1))[0, 0])
+    return -float(_completions(*sweep.arrays, worth, np.ones(1))[0, 0])
+
+
+def _bound(rest: Floats, prices: Floats, limit: float) -> float:
+    """What the relaxation says of whole paths: the least over the prices."""
+    return float((rest[0] + prices * limit).min())
 
 
 @numba.njit(cache=True, nogil=True)

@@ -281,7 +281,7 @@ def _without_limits(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 
 def _recombination(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Plans from parts of others; not where blocks may be computed again (`_without_limits` does it there)."""
-    if problem.blocks is not None or passing(problem, answer.value) > CROWDED:
+    if problem.blocks is not None or _crowded(problem, answer):
         return answer
     enough = answer.bound / (1 - budget.tolerance)
     return _better(problem, answer, recombined(problem, answer.assignment, enough, budget.until(RECOMBINED_SHARE)))
@@ -289,8 +289,8 @@ def _recombination(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 
 def _potentials(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Wide graphs, all boundaries at once, as far as that is quick."""
-    crowded = passing(problem, answer.value) > CROWDED
-    return _by_potentials(problem, answer, budget, False, POTENTIAL_SHARE if crowded else SHORT_SHARE)
+    share = POTENTIAL_SHARE if _crowded(problem, answer) else SHORT_SHARE
+    return _by_potentials(problem, answer, budget, False, share)
 
 
 def _branching(problem: Problem, answer: Answer, budget: Budget) -> Answer:
@@ -313,9 +313,13 @@ def _by_potentials(problem: Problem, answer: Answer, budget: Budget, branch: boo
     return _raised(_better(problem, answer, assignment), bound, "what each stage can hold at most")
 
 
+def _crowded(problem: Problem, answer: Answer) -> bool:
+    return passing(problem, answer.value) > CROWDED
+
+
 def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Wide graphs, one boundary at a time; not where blocks may be computed again (`_without_limits` does it there)."""
-    if problem.blocks is not None or passing(problem, answer.value) > CROWDED:
+    if problem.blocks is not None or _crowded(problem, answer):
         return answer
     work = BOUNDARY_WORK_PER_SECOND * budget.seconds
     found = solve_boundaries(problem, budget.tolerance, answer.assignment, answer.bound, work, budget.deadline)

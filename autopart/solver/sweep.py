@@ -18,11 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from autopart.solver.problem import Floats, Problem
+
+Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
 
 BEFORE, IN, AFTER, UNSEEN = range(4)
 # Readers seen in the stage and after it, as bits. A code of an open net is 4 * producer's label + these.
@@ -55,6 +58,11 @@ class Sweep:
     @property
     def states(self) -> int:
         return int(self.begin[-1])
+
+    @property
+    def arrays(self) -> Arrays:
+        """The graph as compiled functions take it."""
+        return self.begin, self.first, self.source, self.label, self.seconds
 
 
 @dataclass(frozen=True)
@@ -107,14 +115,14 @@ class _Builder:
         self, problem: Problem, stage: int, allowed: NDArray[np.bool_], order: Sequence[int], most: int
     ) -> None:
         self.allowed, self.order, self.most = allowed, order, most
-        self.nets = [net for net in problem.nets if not net.backward]
+        nets = list(problem.forward_nets)
         tables = [_charges(problem, stage, n) for n, net in enumerate(problem.nets) if not net.backward]
         self.after_label = [_after_label(charges) for charges in tables]
         position = {item: i for i, item in enumerate(order)}
         self.made: list[list[int]] = [[] for _ in order]
         self.read: list[list[int]] = [[] for _ in order]
         self.last: list[int] = []
-        for n, net in enumerate(self.nets):
+        for n, net in enumerate(nets):
             self.made[net.producer].append(n)
             for reader in net.readers:
                 self.read[reader].append(n)
@@ -123,7 +131,7 @@ class _Builder:
         self.seconds[:, IN] = problem.repeat * problem.work[stage]
         for r, users in enumerate(problem.users):
             self.seconds[users[0], IN] += problem.update[stage, r]
-        for net, charges in zip(self.nets, tables, strict=True):
+        for net, charges in zip(nets, tables, strict=True):
             self.seconds[net.producer] += charges.at_once
 
     def build(self) -> Sweep:
@@ -237,12 +245,7 @@ def narrow_order(problem: Problem) -> list[int]:
     An item matters while a net of its own has readers to come, or one that it reads has its producer to come. Next is
     always an item beside those, the one that leaves the fewest.
     """
-    nets = [net for net in problem.nets if not net.backward]
-    links: list[set[int]] = [set() for _ in range(problem.items)]
-    for net in nets:
-        for reader in net.readers:
-            links[net.producer].add(reader)
-            links[reader].add(net.producer)
+    links = [{*before, *after} for before, after in zip(problem.predecessors, problem.successors, strict=True)]
     to_come = [len(found) for found in links]
     taken = [False] * problem.items
     order: list[int] = []

@@ -20,7 +20,7 @@ ROUNDING = 1e-9
 
 def windows(problem: Problem, cap: float) -> tuple[list[int], list[int]]:
     """Earliest and latest stage of each item in any assignment whose step time is at most `cap`."""
-    load = (cap - problem.fill_weight * float(problem.fill.min(axis=0).sum())) * (1 + ROUNDING)
+    load = (cap - problem.least_fill) * (1 + ROUNDING)
     work = problem.repeat * problem.work.min(axis=0)
     stages = range(problem.stages)
     room_first = load * np.array([len({problem.process[t] for t in range(s + 1)}) for s in stages])

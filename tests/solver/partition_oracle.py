@@ -67,6 +67,12 @@ def legal(problem, stage):
     return all(stage[net.producer] <= stage[r] for net in problem.nets if not net.backward for r in net.readers)
 
 
+def loads_of_plans(problem):
+    """(assignment, largest load) of every legal assignment."""
+    every = itertools.product(range(len(problem.process)), repeat=problem.work.shape[1])
+    return [(plan, max(value_and_memory(problem, plan)[2])) for plan in every if legal(problem, plan)]
+
+
 def optimum(problem):
     """The least step time over all legal assignments that fit; infinite if there is none."""
     best = math.inf

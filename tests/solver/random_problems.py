@@ -81,6 +81,28 @@ def random_problem(seed, items=None, stages=None, tight=None, schedule=None, tra
     )
 
 
+def plain_problem(nets, items, stages):
+    """A second an item on every stage, sent for nothing, without limits."""
+    problem = random_problem(0, items=items, stages=stages, schedule="1f1b", travel="relayed", tight=False)
+    none, per_net = np.zeros((stages, 0)), np.zeros((stages - 1, len(nets)))
+    return dataclasses.replace(
+        problem,
+        work=np.ones((stages, items)),
+        fill=np.ones((stages, items)),
+        nets=tuple(nets),
+        transfer=per_net,
+        send=per_net,
+        receive=per_net,
+        touch=np.zeros((stages, len(nets))),
+        users=(),
+        state_bytes=np.zeros(0),
+        update=none,
+        sync=none,
+        limits=np.full(stages, np.inf),
+        repeat=1.0,
+    )
+
+
 def with_blocks(problem, seed):
     """The problem with up to four disjoint blocks that may be computed again, some of them equal."""
     rng = random.Random(seed)

@@ -1,7 +1,6 @@
 """Plans along potentials are legal and within the limit and the windows; on a chain nothing is missed."""
 
 import dataclasses
-import itertools
 import math
 import random
 
@@ -9,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_oracle import legal, value_and_memory
-from random_problems import random_problem
+from partition_oracle import legal, loads_of_plans, value_and_memory
+from random_problems import plain_problem, random_problem
 
 from autopart.solver.beam import plan_along
 from autopart.solver.potentials import Potentials
@@ -28,7 +27,7 @@ ROUNDING = 1e-9
 @given(SEEDS, st.sampled_from(["relayed", "direct"]), SHARES, WIDTHS, st.booleans())
 def test_a_plan_is_legal_and_its_loads_are_within_the_limit(seed, travel, share, width, asked):
     problem = _problem(seed, travel)
-    limit = share * min(load for _, load in _plans(problem))
+    limit = share * min(load for _, load in loads_of_plans(problem))
     potentials = Potentials(problem, math.inf, math.inf)
     if asked:  # potentials that were moved, some of them below zero
         potentials.impossible(0.99 * limit, MOST)
@@ -44,7 +43,7 @@ def test_a_plan_is_within_the_windows(seed, travel, share, width, cap):
     """Those of the cap, and smaller ones from outside that leave at least one plan."""
     rng = random.Random(seed)
     problem = _problem(seed, travel)
-    plans = _plans(problem)
+    plans = loads_of_plans(problem)
     cap *= min(value_and_memory(problem, plan)[0] for plan, _ in plans)
     potentials = Potentials(problem, cap, math.inf)
     (first, last), (kept, load) = potentials.window, rng.choice(plans)
@@ -62,7 +61,7 @@ def test_a_plan_is_within_the_windows(seed, travel, share, width, cap):
 @given(SEEDS, st.sampled_from(["relayed", "direct"]), st.sampled_from([0.3, 0.9, 0.999]), WIDTHS)
 def test_there_is_no_plan_below_the_least_largest_load(seed, travel, share, width):
     problem = dataclasses.replace(_problem(seed, travel), idle=True)
-    least = min(load for _, load in _plans(problem))
+    least = min(load for _, load in loads_of_plans(problem))
     assert plan_along(Potentials(problem, math.inf, math.inf), share * least, width) is None
 
 
@@ -75,7 +74,7 @@ def test_a_chain_is_cut_where_it_can_be(seed, share, transfer):
     speed = np.array([[rng.choice([1.0, 1.0, rng.uniform(0.5, 2)])] for _ in range(stages)])
     work = speed * np.array([rng.choice([1.0, rng.uniform(0.1, 3)]) for _ in range(items)])
     problem = _chain(work, transfer)
-    limit = share * min(load for _, load in _plans(problem)) * (1 + ROUNDING)
+    limit = share * min(load for _, load in loads_of_plans(problem)) * (1 + ROUNDING)
     plan = plan_along(Potentials(problem, math.inf, math.inf), limit)
     assert legal(problem, plan)
     assert max(value_and_memory(problem, plan)[2]) <= limit * (1 + ROUNDING)
@@ -122,27 +121,5 @@ def _problem(seed, travel):
 def _chain(work, transfer):
     """A chain of items, with nothing but work and what each boundary costs."""
     stages, items = work.shape
-    base = random_problem(0, items=items, stages=stages, schedule="1f1b", travel="relayed", tight=False)
-    per_net, none = np.zeros((stages - 1, items - 1)), np.zeros((stages, 0))
-    return dataclasses.replace(
-        base,
-        work=work,
-        fill=work,
-        nets=tuple(Net(v, (v + 1,)) for v in range(items - 1)),
-        transfer=per_net + transfer,
-        send=per_net,
-        receive=per_net,
-        touch=np.zeros((stages, items - 1)),
-        users=(),
-        state_bytes=np.zeros(0),
-        update=none,
-        sync=none,
-        repeat=1.0,
-        idle=True,
-    )
-
-
-def _plans(problem):
-    """(assignment, largest load) of every legal assignment."""
-    every = itertools.product(range(len(problem.process)), repeat=problem.work.shape[1])
-    return [(plan, max(value_and_memory(problem, plan)[2])) for plan in every if legal(problem, plan)]
+    problem = plain_problem([Net(v, (v + 1,)) for v in range(items - 1)], items, stages)
+    return dataclasses.replace(problem, work=work, fill=work, transfer=problem.transfer + transfer, idle=True)

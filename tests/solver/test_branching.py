@@ -1,7 +1,6 @@
 """A limit is excluded where no assignment keeps it, and only there, against every assignment."""
 
 import dataclasses
-import itertools
 import math
 import random
 
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from partition_oracle import legal, value_and_memory
+from partition_oracle import legal, loads_of_plans, value_and_memory
 from random_problems import random_problem
 
 from autopart.solver.branching import Branching
@@ -26,7 +25,7 @@ TOO_LOW = st.sampled_from([0.999, 0.97, 0.8])
 @given(SEEDS, TRAVEL, ENOUGH)
 def test_no_limit_that_a_plan_keeps_is_excluded(seed, travel, share):
     problem = _problem(seed, travel)
-    least = min(load for _, load in _plans(problem))
+    least = min(load for _, load in loads_of_plans(problem))
     excluded, _ = _excluded(problem, least * share)
     assert not excluded
 
@@ -35,7 +34,7 @@ def test_no_limit_that_a_plan_keeps_is_excluded(seed, travel, share):
 @given(SEEDS, TRAVEL, st.sampled_from([1.02, 1.3]), st.sampled_from([1.0, 1.1]))
 def test_no_limit_that_a_plan_below_the_cap_keeps_is_excluded(seed, travel, cap, share):
     problem = _problem(seed, travel)
-    plans = _plans(problem)
+    plans = loads_of_plans(problem)
     steps = [value_and_memory(problem, plan)[0] for plan, _ in plans]
     cap *= min(steps)
     least = min(load for (_, load), step in zip(plans, steps, strict=True) if step <= cap)
@@ -48,7 +47,7 @@ def test_no_limit_that_a_plan_below_the_cap_keeps_is_excluded(seed, travel, cap,
 def test_a_limit_that_no_plan_keeps_is_excluded(seed, travel, share):
     """Where the sweeps know all of a load, and stages may be empty."""
     problem = _known(_problem(seed, travel), idle=True)
-    least = min(load for _, load in _plans(problem))
+    least = min(load for _, load in loads_of_plans(problem))
     excluded, accepted = _excluded(problem, least * share)
     assert excluded and not accepted
 
@@ -58,7 +57,7 @@ def test_a_limit_that_no_plan_keeps_is_excluded(seed, travel, share):
 def test_otherwise_a_plan_says_why_it_is_not(seed, travel, share):
     """What the sweeps leave out of a load may make a plan look possible: that plan is offered."""
     problem = dataclasses.replace(_problem(seed, travel), idle=True)
-    least = min(load for _, load in _plans(problem))
+    least = min(load for _, load in loads_of_plans(problem))
     excluded, accepted = _excluded(problem, least * share)
     assert excluded != bool(accepted)
     assert all(legal(problem, plan) for plan in accepted)
@@ -68,7 +67,7 @@ def test_otherwise_a_plan_says_why_it_is_not(seed, travel, share):
 @given(SEEDS, TRAVEL, ENOUGH, st.booleans())
 def test_what_is_accepted_is_one_plan_within_the_limit(seed, travel, share, idle):
     problem = _known(_problem(seed, travel), idle)
-    limit = share * min(load for _, load in _plans(problem))
+    limit = share * min(load for _, load in loads_of_plans(problem))
     _, accepted = _excluded(problem, limit)
     assert len(accepted) <= 1
     for plan in accepted:
@@ -80,7 +79,7 @@ def test_what_is_accepted_is_one_plan_within_the_limit(seed, travel, share, idle
 @given(SEEDS, TRAVEL)
 def test_with_room_to_spare_a_plan_is_found(seed, travel):
     problem = _known(_problem(seed, travel), idle=True)
-    excluded, accepted = _excluded(problem, 1.02 * min(load for _, load in _plans(problem)))
+    excluded, accepted = _excluded(problem, 1.02 * min(load for _, load in loads_of_plans(problem)))
     assert not excluded and accepted
 
 
@@ -95,7 +94,7 @@ def test_items_without_work_are_decided_too(seed, share):
     problem = dataclasses.replace(
         problem, work=np.where(light, 0.0, problem.work), transfer=np.where(free, 0.0, problem.transfer)
     )
-    least = min(load for _, load in _plans(problem))
+    least = min(load for _, load in loads_of_plans(problem))
     excluded, _ = _excluded(problem, share * least)
     if share >= 1.0 or least == 0.0:
         assert not excluded
@@ -107,7 +106,7 @@ def test_items_without_work_are_decided_too(seed, share):
 @given(SEEDS, TRAVEL, st.sampled_from([0.5, 0.97, 1.0]))
 def test_nothing_is_excluded_by_giving_up(seed, travel, share):
     problem = _problem(seed, travel)
-    limit = share * min(load for _, load in _plans(problem))
+    limit = share * min(load for _, load in loads_of_plans(problem))
     late = Potentials(problem, math.inf, -math.inf)
     # What needs no search may be shown at any time: no stage has room even for the least.
     if not late.impossible(limit, math.inf):
@@ -118,7 +117,7 @@ def test_nothing_is_excluded_by_giving_up(seed, travel, share):
 def test_a_search_can_be_repeated(share):
     """The potentials are left as they were, so that the next limit may be asked for."""
     problem = _known(_problem(4, "both"), idle=True)
-    least = min(load for _, load in _plans(problem))
+    least = min(load for _, load in loads_of_plans(problem))
     potentials = Potentials(problem, math.inf, math.inf)
     for limit in (least * share, least * 0.95, least * 1.1, least * share):
         accepted = []
@@ -159,9 +158,3 @@ def _known(problem, idle):
     tables = {k: getattr(problem, k)[:, forward] for k in ("transfer", "send", "receive", "touch")}
     nets, users = tuple(problem.nets[n] for n in forward), tuple(users[:1] for users in problem.users)
     return dataclasses.replace(problem, nets=nets, users=users, idle=idle, **tables)
-
-
-def _plans(problem):
-    """(assignment, largest load) of every legal assignment."""
-    every = itertools.product(range(len(problem.process)), repeat=problem.work.shape[1])
-    return [(plan, max(value_and_memory(problem, plan)[2])) for plan in every if legal(problem, plan)]

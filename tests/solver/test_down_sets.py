@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_oracle import choices, legal, optimum, value_and_memory
-from random_problems import random_problem, with_blocks
+from random_problems import plain_problem, random_problem, with_blocks
 
 from autopart.solver import down_sets as module
 from autopart.solver.down_sets import solve_down_sets
@@ -138,26 +138,8 @@ def test_it_says_when_its_work_ends_instead_of_answering():
 
 def _plain(nets, items, stages):
     """A second an item, a hundredth a transfer, 4 microbatches."""
-    problem = random_problem(0, items=items, stages=stages, schedule="1f1b", travel="relayed", tight=False)
-    none, per_net = np.zeros((stages, 0)), np.zeros((stages - 1, len(nets)))
-    return dataclasses.replace(
-        problem,
-        work=np.ones((stages, items)),
-        fill=np.ones((stages, items)),
-        nets=tuple(nets),
-        transfer=per_net + 0.01,
-        send=per_net,
-        receive=per_net,
-        touch=np.zeros((stages, len(nets))),
-        users=(),
-        state_bytes=np.zeros(0),
-        update=none,
-        sync=none,
-        limits=np.full(stages, np.inf),
-        repeat=3.0,
-        fill_weight=1.0,
-        idle=False,
-    )
+    problem = plain_problem(nets, items, stages)
+    return dataclasses.replace(problem, transfer=problem.transfer + 0.01, repeat=3.0, fill_weight=1.0, idle=False)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)

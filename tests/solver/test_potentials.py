@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from partition_oracle import legal, value_and_memory
-from random_problems import random_problem
+from random_problems import plain_problem, random_problem
 
 from autopart.solver import richest_stage
 from autopart.solver.potentials import Potentials
@@ -89,7 +89,7 @@ def test_branches_that_are_all_torn_cost_every_stage(branches):
     """One item, equal branches of one long item each, one item: two stages share the branches or relay all of them."""
     items = branches + 2
     nets = [Net(0, tuple(range(1, branches + 1))), *(Net(v, (items - 1,)) for v in range(1, branches + 1))]
-    problem = _plain(nets, items, 2)
+    problem = plain_problem(nets, items, 2)
     long = np.where((np.arange(items) > 0) & (np.arange(items) < items - 1), 10.0, 1.0)
     problem = dataclasses.replace(problem, work=np.tile(long, (2, 1)), transfer=np.full((1, len(nets)), 0.25))
     least = min(load for _, load in _plans(problem))
@@ -248,25 +248,4 @@ def _plainly_impossible(problem):
 
 
 def _chain(items, stages):
-    return _plain([Net(v, (v + 1,)) for v in range(items - 1)], items, stages)
-
-
-def _plain(nets, items, stages):
-    """A second an item, nothing else."""
-    problem = random_problem(0, items=items, stages=stages, schedule="1f1b", travel="relayed", tight=False)
-    none, per_net = np.zeros((stages, 0)), np.zeros((stages - 1, len(nets)))
-    return dataclasses.replace(
-        problem,
-        work=np.ones((stages, items)),
-        fill=np.ones((stages, items)),
-        nets=tuple(nets),
-        transfer=per_net,
-        send=per_net,
-        receive=per_net,
-        touch=np.zeros((stages, len(nets))),
-        users=(),
-        state_bytes=np.zeros(0),
-        update=none,
-        sync=none,
-        repeat=1.0,
-    )
+    return plain_problem([Net(v, (v + 1,)) for v in range(items - 1)], items, stages)
