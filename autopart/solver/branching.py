@@ -1,6 +1,6 @@
 """Branch and bound over potentials: where one program cannot exclude a limit, two with less freedom may.
 
-An item that the program would have half before a boundary and half behind it is put before it, with all that comes
+An item that the program would have partly before a boundary and partly behind it is put before it, with all that comes
 before the item, and then behind it, with all that comes after. Boundaries in the middle come first: what is left on
 their two sides hardly depends on each other, and few stages are what potentials are best at.
 """
@@ -8,32 +8,45 @@ their two sides hardly depends on each other, and few stages are what potentials
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
 from autopart.solver.beam import plan_along
-from autopart.solver.potentials import FAR, ROUNDS, Potentials, undecided
-from autopart.solver.problem import membership
+from autopart.solver.potentials import Potentials, Windows, undecided
+from autopart.solver.problem import Floats, membership
 
-# When a program below the first one is given up.
-ROUNDS_BELOW, FAR_BELOW = 18, 12.0
-# The work of one program, and beginnings that the beam keeps.
-WORK, WIDTH = 60_000_000, 6
-# An item is worth a decision when its share, weighed by its seconds, is at least this part of an item's in the mean.
+# When one program is given up: rounds, size of the potentials, work.
+ROUNDS, FAR, WORK = 30, 12.0, 60_000_000
+# Beginnings that the beam keeps.
+WIDTH = 2
+# A boundary is in doubt when both pieces of an item there decide at least this part of a stage's seconds.
 LEAST_DOUBT = 0.02
 
 
-class Branching:
-    """A search for a plan within a limit that ends with the plan, or with the proof that there is none."""
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """Some of all plans, by their windows; the potentials that were last good there, and a bound of these plans' load."""
 
-    def __init__(self, potentials: Potentials, limit: float, accept: Callable[[tuple[int, ...]], object]) -> None:
+    window: Windows
+    centre: Floats
+    bound: float
+
+
+class Branching:
+    """A search for plans within limits on the load, each of which ends with a plan or with the proof that there is none.
+
+    The parts that one limit made of all plans are where the next one begins.
+    """
+
+    def __init__(self, potentials: Potentials, accept: Callable[[tuple[int, ...]], object]) -> None:
         """
         Args:
-            limit: On the load, in seconds.
             accept: Takes a plan within the limit, with which the search ends.
         """
         problem = potentials.problem
-        self.potentials, self.limit, self.accept = potentials, limit, accept
+        self.potentials, self.accept = potentials, accept
+        self.parts = [_Part(potentials.window, potentials.centre, 0.0)]
         self.before, self.behind = (
             membership(sets, problem.items) for sets in (problem.ancestors, problem.descendants)
         )
@@ -42,51 +55,62 @@ class Branching:
             self.seconds[net.producer] += problem.touch[:, n].mean()
             self.seconds[net.producer] += problem.transfer[:, n].mean() if problem.stages > 1 else 0.0
 
-    def excluded(self) -> bool:
-        """Whether there is no plan within the limit; False if one was found, or the work is spent."""
-        window, centre = self.potentials.window, self.potentials.centre
-        excluded = self._closed(ROUNDS, FAR)
-        self.potentials.window, self.potentials.centre = window, centre
-        return excluded
-
-    def _closed(self, rounds: int, far: float) -> bool:
+    def excluded(self, limit: float) -> bool:
+        """Whether there is no plan within the limit, in seconds; False if one was found, or the work is spent."""
         potentials = self.potentials
-        if potentials.impossible(self.limit, WORK, rounds, far):
-            return True
-        if potentials.spent():
-            return False
-        plan = plan_along(potentials, self.limit, WIDTH)
-        if plan is not None:  # where it is not accepted, loads are not what matters
-            self.accept(plan)
-            return False
-        doubt = self._doubtful()
-        if doubt is None:
-            return False
-        boundary, item = doubt
-        (earliest, latest), centre = potentials.window, potentials.centre
-        share = potentials.shares[boundary, item]
-        for side in ("before", "behind") if share < 0.5 else ("behind", "before"):
-            first, last = earliest.copy(), latest.copy()
-            if side == "before":
-                last[self.before[item]] = np.minimum(last[self.before[item]], boundary - 1)
-            else:
-                first[self.behind[item]] = np.maximum(first[self.behind[item]], boundary)
-            if (first > last).any():
+        todo = [part for part in reversed(self.parts) if part.bound < limit]
+        self.parts = [part for part in self.parts if part.bound >= limit]
+        while todo:
+            part = todo.pop()
+            potentials.window, potentials.centre = part.window, part.centre
+            if potentials.impossible(limit, WORK, ROUNDS, FAR):
+                self.parts.append(_Part(part.window, potentials.centre, limit))
                 continue
-            potentials.window, potentials.centre = (first, last), centre
-            if not self._closed(ROUNDS_BELOW, FAR_BELOW):
+            pieces = None
+            if not potentials.spent():
+                plan = plan_along(potentials, limit, WIDTH)
+                if plan is None:
+                    pieces = self._pieces(part)
+                else:  # where it is not accepted, loads are not what matters
+                    self.accept(plan)
+            if pieces is None:
+                self.parts += [part, *reversed(todo)]
                 return False
+            todo += pieces
         return True
 
+    def _pieces(self, part: _Part) -> list[_Part] | None:
+        """The part in two, the likelier piece last; None where there is nothing to decide."""
+        doubt = self._doubtful()
+        if doubt is None:
+            return None
+        boundary, item = doubt
+        earliest, latest = part.window
+        put_before, put_behind = latest.copy(), earliest.copy()
+        put_before[self.before[item]] = np.minimum(latest[self.before[item]], boundary - 1)
+        put_behind[self.behind[item]] = np.maximum(earliest[self.behind[item]], boundary)
+        windows = [(earliest, put_before), (put_behind, latest)]
+        if self.potentials.shares[boundary, item] >= 0.5:
+            windows.reverse()
+        return [
+            _Part((first, last), part.centre, part.bound) for first, last in reversed(windows) if (first <= last).all()
+        ]
+
     def _doubtful(self) -> tuple[int, int] | None:
-        """The boundary and item to decide: the most in doubt where the boundary nearest the middle has any doubt."""
+        """The boundary nearest the middle that is in doubt, and the item whose two pieces both decide most there.
+
+        What a piece decides are seconds of items: of what comes before the item the shares that the program would have
+        behind the boundary, or of what comes after it those that it would have before.
+        """
         free, shares = undecided(self.potentials.window, self.potentials.problem.stages), self.potentials.shares
-        doubt = free * np.minimum(shares, 1 - shares) * self.seconds
-        open_at = np.flatnonzero(doubt.max(axis=1) > LEAST_DOUBT * self.seconds.mean())
+        decided_before = (free * (1 - shares) * self.seconds) @ self.before.T
+        decided_behind = (free * shares * self.seconds) @ self.behind.T
+        decided = free * np.minimum(decided_before, decided_behind)
+        open_at = np.flatnonzero(decided.max(axis=1) > LEAST_DOUBT * self.seconds.sum() / self.potentials.problem.stages)
         if not len(open_at):
-            doubt, open_at = np.where(free, self.seconds, -1.0), np.flatnonzero(free.any(axis=1))
+            decided, open_at = np.where(free, self.seconds, -1.0), np.flatnonzero(free.any(axis=1))
         if not len(open_at):
             return None
         middle = self.potentials.problem.stages / 2
         boundary = min(open_at, key=lambda j: (abs(j - middle), j))
-        return int(boundary), int(doubt[boundary].argmax())
+        return int(boundary), int(decided[boundary].argmax())

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from autopart.solver.beam import plan_along
 from autopart.solver.branching import Branching
-from autopart.solver.neighbourhoods import improve
 from autopart.solver.potentials import Potentials
 from autopart.solver.problem import Problem
 from autopart.solver.score import score
@@ -24,8 +23,8 @@ WORK_OF_LIMIT, ROUNDS_OF_LIMIT = 30_000_000, 25
 # How near the bound is brought to the limits that seem possible, as a share of the value: before the first plans along
 # its potentials, and then.
 FINENESS = (2.5e-2, 5e-3)
-# Limits that the beam tries, and CP-SAT's deterministic seconds for the neighbourhoods of one plan.
-TRIES, WORK_OF_POLISH = 5, 6.0
+# Limits that the beam tries.
+TRIES = 5
 # Of the tolerance: what a limit asked for leaves open, so that rounding cannot leave the gap a hair too wide, and the
 # least by which a new limit is above the bound.
 MARGIN, LEAST_STEP = 0.1, 0.5
@@ -96,22 +95,15 @@ class _Search:
                 self.work -= potentials.work
 
     def close(self) -> None:
-        """Branch until nothing is left open; a better plan found by the way is made better piece by piece."""
-        start = None
+        """Branch until nothing is left open."""
+        potentials = Potentials(self.problem, self.value, self.deadline, None, self.work)
+        branching = Branching(potentials, self.offered)
         while self.open():
-            potentials = Potentials(self.problem, self.value, self.deadline, start, self.work)
-            self.raise_bound(potentials, FINENESS[-1])
-            value = self.value
-            while self.open() and self.value == value:
-                limit = self.next_limit()
-                if Branching(potentials, limit - self.fill, self.offered).excluded():
-                    self.bound = limit
-                elif self.value == value:
-                    return
-            if self.open():
-                self.offered(improve(self.problem, self.best, WORK_OF_POLISH, self.deadline))
-            start = potentials.table(potentials.centre)
-            self.work -= potentials.work
+            limit, value = self.next_limit(), self.value
+            if branching.excluded(limit - self.fill):
+                self.bound = limit
+            elif self.value == value:
+                return
 
     def open(self) -> bool:
         unproven = self.value * (1 - self.tolerance) > self.bound

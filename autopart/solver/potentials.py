@@ -36,15 +36,16 @@ from autopart.solver.windows import windows
 # States of a sweep between two items.
 MOST_STATES = 40_000
 # The sum that is aimed at, where a stage of the best plan is worth about 1; the one that proves, since floats err.
-LEVEL, PROOF = -0.02, -1e-7
+LEVEL, PROOF = -0.01, -1e-7
 # Rounds of one limit, and how far, in the potentials' own size, they may have to move before that is hopeless.
 ROUNDS, FAR = 60, 30.0
 # Worth that may be neglected at a state, at first and at least; divided by so much when nothing else is to be found.
 BLUR, SHARPEST, SHARPER = 3e-4, 1e-6, 3.0
-# How far below what the relaxation says the first stages are looked for, at first and at most.
-BELOW, FARTHEST = 0.1, 1e3
+# How far below what the relaxation says the first stages are looked for, at first and at most, and the worth that may
+# be neglected there.
+BELOW, FARTHEST, COARSE = 0.1, 1e3, 1e-2
 # Stages that one search gives, and cuts that are kept: when there are more, the tightest ones.
-STAGES_AT_A_TIME, MOST_CUTS, KEPT_CUTS = 4, 500, 280
+STAGES_AT_A_TIME, MOST_CUTS, KEPT_CUTS = 8, 500, 280
 # What one problem of least squares counts for in work, which is counted in pairs and arcs that are looked at.
 WORK_OF_NEAREST = 300_000
 # Loads are sums of floats: a stage counts as within the limit up to this share.
@@ -198,7 +199,7 @@ class Potentials:
         worth = self.worth(self.table(self.centre), stage)
         above, below = bound_of_richest(self.sweeps[stage], worth, limit, self.price), BELOW
         while below < FARTHEST:
-            found = richest(self.sweeps[stage], worth, limit, above - below, self.price, BLUR, STAGES_AT_A_TIME)
+            found = richest(self.sweeps[stage], worth, limit, above - below, self.price, COARSE, STAGES_AT_A_TIME)
             self.work += found.work
             if self._learned(stage, found):
                 return True

@@ -128,19 +128,26 @@ def _search(begin, first, source, label, seconds, worth, prices, rest, limit, le
     wide = 1024
     new_spent, new_value = np.empty(wide), np.empty(wide)
     new_parent, new_chosen = np.empty(wide, np.int32), np.empty(wide, np.int8)
+    order, other = np.empty(wide, np.int32), np.empty(wide, np.int32)
+    starts = np.zeros(1 + np.diff(first).max(), np.int32)
     need = np.empty(len(prices))
+    likely = 0  # the price that spoke against the last pair that was left out
     for step in range(steps):
         for state in range(begin[step + 1], begin[step + 2]):
             at_most = 0
             for arc in range(first[state], first[state + 1]):
                 at_most += start[source[arc] + 1] - start[source[arc]]
+            if at_most == 0:
+                start[state + 1] = pairs
+                continue
             if at_most > wide:
                 wide = 2 * at_most
                 new_spent, new_value = np.empty(wide), np.empty(wide)
                 new_parent, new_chosen = np.empty(wide, np.int32), np.empty(wide, np.int8)
+                order, other = np.empty(wide, np.int32), np.empty(wide, np.int32)
             for m in range(len(prices)):
                 need[m] = least - rest[state, m] - prices[m] * limit
-            found = 0
+            found = runs = 0
             for arc in range(first[state], first[state + 1]):
                 gain = worth[step, label[arc]]
                 for pair in range(start[source[arc]], start[source[arc] + 1]):
@@ -148,15 +155,19 @@ def _search(begin, first, source, label, seconds, worth, prices, rest, limit, le
                     if sum_s > limit:
                         break
                     sum_worth = value[pair] + gain
-                    hopeful = True
-                    for m in range(len(prices)):
-                        if sum_worth - prices[m] * sum_s < need[m]:
-                            hopeful = False
-                            break
+                    hopeful = sum_worth - prices[likely] * sum_s >= need[likely]
+                    if hopeful:
+                        for m in range(len(prices)):
+                            if sum_worth - prices[m] * sum_s < need[m]:
+                                hopeful, likely = False, m
+                                break
                     if hopeful:
                         new_spent[found], new_value[found] = sum_s, sum_worth
                         new_parent[found], new_chosen[found] = pair, label[arc]
                         found += 1
+                if found > starts[runs]:
+                    runs += 1
+                    starts[runs] = found
             if pairs + found > room:
                 if room >= most:
                     return -1, spent, value, parent, chosen, start
@@ -166,7 +177,7 @@ def _search(begin, first, source, label, seconds, worth, prices, rest, limit, le
                 spent, value = _longer(spent, room), _longer(value, room)
                 parent, chosen = _longer(parent, room), _longer(chosen, room)
             best = NOTHING
-            for pair in np.argsort(new_spent[:found]):
+            for pair in _sorted(new_spent, starts[: runs + 1], order, other)[:found]:
                 if new_value[pair] > best + blur:
                     best = new_value[pair]
                     spent[pairs], value[pairs] = new_spent[pair], best
@@ -176,6 +187,36 @@ def _search(begin, first, source, label, seconds, worth, prices, rest, limit, le
                     value[pairs - 1] = new_value[pair]
             start[state + 1] = pairs
     return pairs, spent, value, parent, chosen, start[begin[-2] :]
+
+
+@numba.njit(cache=True, nogil=True)
+def _sorted(keys, starts, order, other):  # type: ignore[no-untyped-def]
+    """Numbers of the keys, in order; between two `starts` the keys ascend. Natural merge sort, stable.
+
+    Args:
+        starts: Is overwritten. The first one is 0, behind the last one comes the number of keys.
+        order, other: Room for the numbers.
+    """
+    runs = len(starts) - 1
+    for key in range(starts[runs]):
+        order[key] = key
+    while runs > 1:
+        merged = 0
+        for run in range(0, runs, 2):
+            left, middle = starts[run], starts[run + 1]
+            right, end = middle, starts[min(run + 2, runs)]
+            for at in range(left, end):
+                if right == end or (left < middle and keys[order[left]] <= keys[order[right]]):
+                    other[at] = order[left]
+                    left += 1
+                else:
+                    other[at] = order[right]
+                    right += 1
+            merged += 1
+            starts[merged] = end
+        runs = merged
+        order, other = other, order
+    return order
 
 
 @numba.njit(cache=True, nogil=True)

@@ -61,7 +61,7 @@ WORK_PER_SECOND = 0.05
 # The same for the programs of one boundary, and of adjacent stages.
 BOUNDARY_WORK_PER_SECOND, NEIGHBOUR_WORK_PER_SECOND = 0.5, 0.1
 # And what potentials may look at.
-LOOKED_AT_PER_SECOND = 12_000_000
+LOOKED_AT_PER_SECOND = 30_000_000
 ROUNDING = 1e-9
 
 Stop = Literal["proof", "time limit", "work limit"]
