@@ -26,7 +26,7 @@ LEAST_DOUBT = 0.02
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """Some of all plans, by their windows; the potentials that were last good there, and a bound of these plans' load."""
+    """Some of all plans, by their windows; the potentials that were last good there, and a bound of the plans' load."""
 
     window: Windows
     centre: Floats
@@ -34,9 +34,12 @@ class _Part:
 
 
 class Branching:
-    """A search for plans within limits on the load, each of which ends with a plan or with the proof that there is none.
+    """Searches for a plan within a limit on the load; each ends with one, or with the proof that there is none.
 
-    The parts that one limit made of all plans are where the next one begins.
+    What parts one limit made of all plans is where the next one begins.
+
+    Attributes:
+        parts: Every plan within the potentials' windows is in one of them.
     """
 
     def __init__(self, potentials: Potentials, accept: Callable[[tuple[int, ...]], object]) -> None:
@@ -46,7 +49,7 @@ class Branching:
         """
         problem = potentials.problem
         self.potentials, self.accept = potentials, accept
-        self.parts = [_Part(potentials.window, potentials.centre, 0.0)]
+        self.parts = [_Part(potentials.window, potentials.centre, -np.inf)]
         self.before, self.behind = (
             membership(sets, problem.items) for sets in (problem.ancestors, problem.descendants)
         )
@@ -102,15 +105,15 @@ class Branching:
         What a piece decides are seconds of items: of what comes before the item the shares that the program would have
         behind the boundary, or of what comes after it those that it would have before.
         """
-        free, shares = undecided(self.potentials.window, self.potentials.problem.stages), self.potentials.shares
+        stages, shares = self.potentials.problem.stages, self.potentials.shares
+        free = undecided(self.potentials.window, stages)
         decided_before = (free * (1 - shares) * self.seconds) @ self.before.T
         decided_behind = (free * shares * self.seconds) @ self.behind.T
         decided = free * np.minimum(decided_before, decided_behind)
-        open_at = np.flatnonzero(decided.max(axis=1) > LEAST_DOUBT * self.seconds.sum() / self.potentials.problem.stages)
+        open_at = np.flatnonzero(decided.max(axis=1) > LEAST_DOUBT * self.seconds.sum() / stages)
         if not len(open_at):
             decided, open_at = np.where(free, self.seconds, -1.0), np.flatnonzero(free.any(axis=1))
         if not len(open_at):
             return None
-        middle = self.potentials.problem.stages / 2
-        boundary = min(open_at, key=lambda j: (abs(j - middle), j))
+        boundary = min(open_at, key=lambda j: (abs(j - stages / 2), j))
         return int(boundary), int(decided[boundary].argmax())

@@ -56,12 +56,14 @@ CROWDED = 0.96
 SECONDS_OF_ALL_DOWN_SETS = 120.0
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
 # any machine of today: then two runs stop at the same place.
-WORK_PER_SECOND = 0.05
+WORK_PER_SECOND, LAST_WORK_PER_SECOND = 0.05, 0.12
 
+# The gap that the integer program is asked to close once there are better plans and bounds than its own.
+LITTLE = 0.06
 # The same for the programs of one boundary, and of adjacent stages.
 BOUNDARY_WORK_PER_SECOND, NEIGHBOUR_WORK_PER_SECOND = 0.5, 0.1
 # And what potentials may look at.
-LOOKED_AT_PER_SECOND = 30_000_000
+LOOKED_AT_PER_SECOND = 20_000_000
 ROUNDING = 1e-9
 
 Stop = Literal["proof", "time limit", "work limit"]
@@ -337,9 +339,21 @@ def _neighbourhoods(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     return _better(problem, answer, improve(problem, answer.assignment, work, budget.deadline))
 
 
+def _last_of_gap(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """The integer program again, under a better cap: what is little it often closes at once."""
+    little = answer.value * (1 - LITTLE) <= answer.bound
+    if not little or _crowded(problem, answer):
+        return answer
+    return _asked(problem, answer, budget, LAST_WORK_PER_SECOND * budget.seconds)
+
+
 def _program(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """The integer program."""
+    return _asked(problem, answer, budget, WORK_PER_SECOND * budget.seconds)
+
+
+def _asked(problem: Problem, answer: Answer, budget: Budget, work: float) -> Answer:
     """Ask for plans better than the best by the tolerance, until it is proven that there are none."""
-    work = WORK_PER_SECOND * budget.seconds
     while answer.open(budget.tolerance) and budget.left > 0:
         none = math.isinf(answer.value)
         # A little above what has to be excluded, so that rounding cannot leave the gap a hair too wide.
@@ -372,6 +386,7 @@ DEEP: dict[str, Layer] = {
     "down-sets": _down_sets,
     "integer program": _program,
     "potentials": _potentials,
+    "last of the gap": _last_of_gap,
     "boundaries": _boundaries,
     "recombination": _recombination,
     "neighbourhoods": _neighbourhoods,

@@ -5,7 +5,6 @@ import math
 import random
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from partition_oracle import legal, loads_of_plans, value_and_memory
@@ -110,28 +109,52 @@ def test_nothing_is_excluded_by_giving_up(seed, travel, share):
     late = Potentials(problem, math.inf, -math.inf)
     # What needs no search may be shown at any time: no stage has room even for the least.
     if not late.impossible(limit, math.inf):
-        assert not Branching(late, limit, lambda plan: None).excluded()
+        assert not Branching(late, lambda plan: None).excluded(limit)
 
 
-@pytest.mark.parametrize("share", [0.9, 1.0])
-def test_a_search_can_be_repeated(share):
-    """The potentials are left as they were, so that the next limit may be asked for."""
-    problem = _known(_problem(4, "both"), idle=True)
-    least = min(load for _, load in loads_of_plans(problem))
-    potentials = Potentials(problem, math.inf, math.inf)
-    for limit in (least * share, least * 0.95, least * 1.1, least * share):
-        accepted = []
-        found = Branching(potentials, limit, accepted.append).excluded()
-        assert found == (limit < least)
+@PROPERTY
+@given(SEEDS, TRAVEL, st.lists(st.sampled_from([0.8, 0.95, 0.999, 1.0 + 1e-6, 1.05]), min_size=2, max_size=5))
+def test_limits_may_be_asked_for_one_after_the_other(seed, travel, shares):
+    """In any order; what one limit made of the plans is still all of them, each once, and bounds them."""
+    problem = _known(_problem(seed, travel), idle=True)
+    plans = loads_of_plans(problem)
+    least = min(load for _, load in plans)
+    accepted = []
+    branching = Branching(Potentials(problem, math.inf, math.inf), accepted.append)
+    for share in shares:
+        accepted.clear()
+        excluded = branching.excluded(share * least)
+        assert excluded == (share < 1.0)
+        assert excluded != bool(accepted)
+        for plan, load in plans:
+            (part,) = [part for part in branching.parts if _within(part.window, plan)]
+            assert load >= part.bound * (1 - 1e-9)
+
+
+@settings(PROPERTY, max_examples=20)
+@given(SEEDS, TRAVEL, st.integers(1, 40_000))
+def test_a_search_that_runs_out_of_work_loses_no_plan(seed, travel, work):
+    problem = _known(_problem(seed, travel), idle=True)
+    plans = loads_of_plans(problem)
+    branching = Branching(Potentials(problem, math.inf, math.inf, most_work=work), lambda plan: None)
+    excluded = branching.excluded(0.97 * min(load for _, load in plans))
+    for plan, load in plans:
+        (part,) = [part for part in branching.parts if _within(part.window, plan)]
+        assert load >= part.bound * (1 - 1e-9)
+    if excluded:
+        assert all(part.bound > 0.0 for part in branching.parts)
+
+
+def _within(window, plan):
+    earliest, latest = window
+    return bool((earliest <= plan).all() and (latest >= plan).all())
 
 
 def _excluded(problem, limit, cap=math.inf):
-    """Whether the limit is excluded, and the plans accepted; the windows are as before."""
-    potentials, accepted = Potentials(problem, cap, math.inf), []
-    first, last = (flags.copy() for flags in potentials.window)
-    excluded = Branching(potentials, limit, accepted.append).excluded()
-    assert (potentials.window[0] == first).all() and (potentials.window[1] == last).all()
-    return excluded, accepted
+    """Whether the limit is excluded, and the plans accepted."""
+    accepted = []
+    branching = Branching(Potentials(problem, cap, math.inf), accepted.append)
+    return branching.excluded(limit), accepted
 
 
 def _problem(seed, travel):
