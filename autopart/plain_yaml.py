@@ -57,6 +57,8 @@ def read_yaml(path: Path, where: str) -> Any:
         raise InputFileError(f"{where} cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError:
         raise InputFileError(f"{where} is not text in UTF-8.") from None
+    except ValueError as error:  # a null character in the path
+        raise InputFileError(f"{where} cannot be read: {error}.") from None
     try:
         return yaml.load(text, Loader=_PlainLoader)
     except yaml.MarkedYAMLError as error:

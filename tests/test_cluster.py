@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from autopart.catalogue import catalogue
@@ -102,6 +102,7 @@ def test_what_is_not_a_cluster_is_refused(spec: object) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(max_size=20) | st.lists(st.text(max_size=8), max_size=3))
+@example("/\x00")
 def test_any_text_is_a_cluster_or_a_named_refusal(spec: object) -> None:
     with contextlib.suppress(AutopartError):
         assert len(Cluster.parse(spec)) > 0

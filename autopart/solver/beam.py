@@ -87,5 +87,7 @@ def _behind(
         found = richest(sweep, worth, limit, above - below, price, BLUR, BRANCHES)
         if len(found.stages):
             return found
+        if found.most > above - below:  # too many pairs: more room would not help
+            return None
         below *= 2.5
     return None

@@ -83,7 +83,7 @@ class Branching:
         return True
 
     def _pieces(self, part: _Part) -> list[_Part] | None:
-        """The part in two, the likelier piece last; None where there is nothing to decide."""
+        """The part in two, the likelier piece last, which is searched first; None where there is nothing to decide."""
         doubt = self._doubtful()
         if doubt is None:
             return None
@@ -95,9 +95,7 @@ class Branching:
         windows = [(earliest, put_before), (put_behind, latest)]
         if self.potentials.shares[boundary, item] >= 0.5:
             windows.reverse()
-        return [
-            _Part((first, last), part.centre, part.bound) for first, last in reversed(windows) if (first <= last).all()
-        ]
+        return [_Part((first, last), part.centre, part.bound) for first, last in windows if (first <= last).all()]
 
     def _doubtful(self) -> tuple[int, int] | None:
         """The boundary nearest the middle that is in doubt, and the item whose two pieces both decide most there.

@@ -7,6 +7,7 @@ between plan and bound `branching` can close; it finds better plans by the way.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,8 +42,8 @@ def solve_potentials(
 ) -> tuple[tuple[int, ...], float] | None:
     """A plan and a lower bound of the step time; None where it does not apply.
 
-    That is where processes hold several stages, transfers are hidden, nothing is paid again for every microbatch, or
-    the graph is too wide.
+    That is where processes hold several stages, transfers are hidden, or nothing is paid again for every microbatch.
+    Where the graph is too wide, nothing new is found.
 
     Args:
         tolerance: Relative gap at which it may stop.
@@ -57,13 +58,11 @@ def solve_potentials(
     fill = problem.least_fill
     value = score(problem, assignment).step_s
     search = _Search(problem, tolerance, fill, tuple(assignment), value, bound, work, deadline)
-    try:
+    with contextlib.suppress(TooWideError):  # what was found before it stays
         if branch:
             search.close()
         else:
             search.begin()
-    except TooWideError:
-        return None
     return search.best, search.bound
 
 

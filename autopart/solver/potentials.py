@@ -91,12 +91,12 @@ class Potentials:
             start: Potentials to begin with, (stages + 1, items); without them, the work of each item.
 
         Raises:
-            TooWideError: A sweep has too many states.
+            TooWideError: A sweep has too many states, or the deadline passed before all were there.
         """
         self.problem, self.deadline, self.most_work = problem, deadline, most_work
         earliest, latest = windows(problem, cap)
         self.window: Windows = (np.array(earliest), np.array(latest))
-        self.sweeps = _sweeps(problem, self.window)
+        self.sweeps = _sweeps(problem, self.window, deadline)
         self.free = undecided(self.window, problem.stages)
         self.where, self.item = np.nonzero(self.free)
         work = problem.work.mean(axis=0)
@@ -203,6 +203,8 @@ class Potentials:
             self.work += found.work
             if self._learned(stage, found):
                 return True
+            if found.most > above - below:  # too many pairs: more room would not help
+                break
             below *= SHARPER
         return None
 
@@ -287,18 +289,18 @@ def undecided(window: Windows, stages: int) -> NDArray[np.bool_]:
     return (earliest < boundaries) & (boundaries <= latest)
 
 
-def _sweeps(problem: Problem, window: Windows) -> list[Sweep]:
+def _sweeps(problem: Problem, window: Windows, deadline: float) -> list[Sweep]:
     """A sweep for each stage, along the one of two orders that has fewer states in the middle stage."""
     allowed = [labels_within(window, stage) for stage in range(problem.stages)]
     middle = problem.stages // 2
     best: tuple[int, Sequence[int]] | None = None
     for order in (range(problem.items), narrow_order(problem)):
         try:
-            states = sweep(problem, middle, allowed[middle], order, MOST_STATES).states
+            states = sweep(problem, middle, allowed[middle], order, MOST_STATES, deadline).states
         except TooWideError:
             continue
         if best is None or states < best[0]:
             best = states, order
     if best is None:
         raise TooWideError
-    return [sweep(problem, stage, allowed[stage], best[1], MOST_STATES) for stage in range(problem.stages)]
+    return [sweep(problem, stage, allowed[stage], best[1], MOST_STATES, deadline) for stage in range(problem.stages)]

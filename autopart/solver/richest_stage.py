@@ -24,8 +24,8 @@ from autopart.solver.sweep import Sweep
 PRICES = np.array([0.0, 0.25, 0.4, 0.55, 0.7, 0.85, 1.0, 1.2, 1.5])
 # Worth that no path has, and that of a label which is not to be taken.
 NOTHING, FORBIDDEN = -1e30, -1e12
-# Pairs of one search: 200 MB.
-MOST_PAIRS = 10_000_000
+# Pairs of one search: 60 MB, and a tenth of a second.
+MOST_PAIRS = 3_000_000
 PAIRS_AT_FIRST = 1 << 18
 
 

@@ -16,6 +16,8 @@ states not at all: a sweep's loads are never above the problem's.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,10 +32,12 @@ Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any], NDArray[A
 BEFORE, IN, AFTER, UNSEEN = range(4)
 # Readers seen in the stage and after it, as bits. A code of an open net is 4 * producer's label + these.
 READ_IN, READ_AFTER = 1, 2
+# Arcs of one sweep: 60 MB, and about half a second.
+MOST_ARCS = 2_000_000
 
 
 class TooWideError(Exception):
-    """A sweep would have too many states."""
+    """A sweep would have too many states, or take too long."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,25 +100,39 @@ class _Charges:
         return 4 * producer + read
 
 
-def sweep(problem: Problem, stage: int, allowed: NDArray[np.bool_], order: Sequence[int], most: int) -> Sweep:
+def sweep(
+    problem: Problem,
+    stage: int,
+    allowed: NDArray[np.bool_],
+    order: Sequence[int],
+    most: int,
+    deadline: float = math.inf,
+) -> Sweep:
     """The sweep of one stage.
 
     Args:
         allowed: Labels that each item may have, (items, 3).
         order: Of the items; any order will do, but the number of states depends on it.
         most: States between two steps.
+        deadline: In seconds of `time.monotonic`.
 
     Raises:
-        TooWideError: There would be more.
+        TooWideError: There would be more, or more arcs than `MOST_ARCS`, or the deadline has passed.
     """
-    return _Builder(problem, stage, allowed, order, most).build()
+    return _Builder(problem, stage, allowed, order, most, deadline).build()
 
 
 class _Builder:
     def __init__(
-        self, problem: Problem, stage: int, allowed: NDArray[np.bool_], order: Sequence[int], most: int
+        self,
+        problem: Problem,
+        stage: int,
+        allowed: NDArray[np.bool_],
+        order: Sequence[int],
+        most: int,
+        deadline: float,
     ) -> None:
-        self.allowed, self.order, self.most = allowed, order, most
+        self.allowed, self.order, self.most, self.deadline = allowed, order, most, deadline
         nets = list(problem.forward_nets)
         tables = [_charges(problem, stage, n) for n, net in enumerate(problem.nets) if not net.backward]
         self.after_label = [_after_label(charges) for charges in tables]
@@ -151,7 +169,7 @@ class _Builder:
                 parts.append(after[:, keep])
                 where.append((source, np.full(len(source), label, np.int8), cost + self.seconds[item, label]))
             codes, state = _distinct(np.concatenate(parts))
-            if len(codes) > self.most:
+            if len(codes) > self.most or arcs + len(state) > MOST_ARCS or time.monotonic() > self.deadline:
                 raise TooWideError
             source, label_of, cost = (np.concatenate(column) for column in zip(*where, strict=True))
             by_state = np.argsort(state, kind="stable")

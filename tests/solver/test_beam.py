@@ -98,7 +98,9 @@ def test_more_room_than_is_needed_is_no_obstacle(limit):
 def test_nothing_is_found_after_the_deadline():
     problem = _chain(np.ones((2, 4)), 0.0)
     assert plan_along(Potentials(problem, math.inf, math.inf), 2.0) == (0, 0, 1, 1)
-    assert plan_along(Potentials(problem, math.inf, -math.inf), 2.0) is None
+    late = Potentials(problem, math.inf, math.inf)
+    late.deadline = -math.inf
+    assert plan_along(late, 2.0) is None
 
 
 def _problem(seed, travel):

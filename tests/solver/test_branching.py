@@ -106,7 +106,8 @@ def test_items_without_work_are_decided_too(seed, share):
 def test_nothing_is_excluded_by_giving_up(seed, travel, share):
     problem = _problem(seed, travel)
     limit = share * min(load for _, load in loads_of_plans(problem))
-    late = Potentials(problem, math.inf, -math.inf)
+    late = Potentials(problem, math.inf, math.inf)
+    late.deadline = -math.inf
     # What needs no search may be shown at any time: no stage has room even for the least.
     if not late.impossible(limit, math.inf):
         assert not Branching(late, lambda plan: None).excluded(limit)

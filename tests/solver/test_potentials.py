@@ -104,7 +104,9 @@ def test_nothing_is_proven_by_giving_up(seed, travel, share):
     problem = _problem(seed, travel, items=5)
     least = min(load for _, load in _plans(problem))
     assert not _potentials(problem).impossible(least * share, 0)
-    assert not Potentials(problem, math.inf, -math.inf).impossible(least * share, MOST_WORK)
+    late = _potentials(problem)
+    late.deadline = -math.inf
+    assert not late.impossible(least * share, MOST_WORK)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(richest_stage, "_search", richest_stage._search.py_func)
         patch.setattr(richest_stage, "PAIRS_AT_FIRST", 4)

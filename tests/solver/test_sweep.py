@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 import random
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from partition_oracle import legal
 from random_problems import random_problem
 
+from autopart.solver import sweep as module
 from autopart.solver.score import score
 from autopart.solver.sweep import AFTER, BEFORE, IN, TooWideError, narrow_order, sweep
 
@@ -72,6 +74,14 @@ def test_it_keeps_the_states_between_two_items_within_the_number_asked_for(seed,
     assert np.diff(sweep(problem, stage, free, order, widest).begin).max() == widest
     with pytest.raises(TooWideError):
         sweep(problem, stage, free, order, widest - 1)
+
+
+@pytest.mark.parametrize("most_arcs, deadline", [(10, math.inf), (10**6, -math.inf)])
+def test_it_ends_where_there_are_too_many_arcs_or_no_time(monkeypatch, most_arcs, deadline):
+    problem, free = _chain(5), np.ones((5, 3), dtype=bool)
+    monkeypatch.setattr(module, "MOST_ARCS", most_arcs)
+    with pytest.raises(TooWideError):
+        sweep(problem, 1, free, range(5), ANY, deadline)
 
 
 @PROPERTY
