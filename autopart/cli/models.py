@@ -49,7 +49,8 @@ def with_values(loaded: LoadedModel, plan: Partition) -> LoadedModel | None:
 def original(plan: Plan, spec: str | None) -> LoadedModel:
     """The model that a plan was made for, with real weights, in the plan's dtype."""
     import torch
-    from torch.utils._pytree import tree_map
+
+    from autopart.torch_private import tree_map
 
     try:
         loaded = load_model(spec or plan.model, meta=False)
@@ -69,7 +70,7 @@ def original(plan: Plan, spec: str | None) -> LoadedModel:
 
 def has_rows(loaded: LoadedModel, plan: Plan) -> bool:
     """Whether the model's own inputs can be the plan's global batch; else random ones of that size are taken."""
-    from torch.utils._pytree import tree_leaves
+    from autopart.torch_private import tree_leaves
 
     rows = plan.strategy.microbatches * plan.strategy.microbatch_size
     return any(rows in getattr(leaf, "shape", ()) for leaf in tree_leaves((loaded.args, dict(loaded.kwargs))))

@@ -7,8 +7,6 @@ import builtins
 import re
 from collections.abc import Iterator, Mapping, Set
 
-from torch._library.custom_ops import OPDEFS
-
 from autopart.codegen.classes import ClassWriter
 from autopart.codegen.forms import ClassKind, Forms
 from autopart.codegen.frames import Frame
@@ -18,6 +16,7 @@ from autopart.codegen.program import Op
 from autopart.graph import Graph, StateEntry
 from autopart.plan import Plan, StagePlan
 from autopart.sharding import LocalGraph
+from autopart.torch_private import OPDEFS
 
 HEADER = "# Written by autopart; see README.md."
 _TAKEN = (

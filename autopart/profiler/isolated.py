@@ -22,13 +22,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from autopart.costs import InputGradient
 from autopart.profiler.attention import GPU_OPERATORS
 from autopart.profiler.kernels import Kernel, KernelCounter
 from autopart.profiler.ranks import Exchange, recording
+from autopart.torch_private import FakeTensorMode
 
 Step = Kernel | Exchange
 

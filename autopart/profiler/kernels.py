@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from autopart.profiler.workspace import INSIDE
+from autopart.torch_private import TorchDispatchMode
 
 aten = torch.ops.aten
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autopart.runtime import collectives
 from autopart.sharding.operation import Call, Operand, Result, substitute
+from autopart.torch_private import FakeTensor, FakeTensorMode
 
 
 class LocalValues:

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.node import map_arg
 
 from autopart.effects import mutated
 from autopart.graph import StateEntry
+from autopart.torch_private import FakeTensorMode
 from autopart.tracer.aliases import storage, storage_names
 
 Flags = bool | list[bool]

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from autopart.errors import CaptureError, UsageError
 from autopart.runtime.structure import decode, encode, omitted
+from autopart.torch_private import FakeTensor, FakeTensorMode
 from autopart.tracer.caches import caches_emptied
 from autopart.tracer.call import Call, read_call
 from autopart.tracer.compare import largest

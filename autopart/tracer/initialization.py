@@ -22,9 +22,9 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from autopart.graph import StateEntry
+from autopart.torch_private import TorchDispatchMode
 from autopart.tracer.state import Identity, identity
 
 Rule = tuple[Any, ...]

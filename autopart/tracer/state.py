@@ -9,10 +9,10 @@ from typing import Literal
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 
 from autopart.errors import CaptureError
 from autopart.graph import StateEntry
+from autopart.torch_private import FakeTensor
 from autopart.tracer.errors import Uncapturable
 
 Identity = tuple[object, ...]
