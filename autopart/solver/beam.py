@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autopart.solver.potentials import Potentials, labels_within
-from autopart.solver.richest_stage import FORBIDDEN, Richest, bound_of_richest, richest
+from autopart.solver.richest_stage import FORBIDDEN, Richest, any_rich
 from autopart.solver.sweep import AFTER, BEFORE, IN
 
 # Beginnings that are kept, and stages that are tried behind each.
 WIDTH, BRANCHES = 30, 8
-# How far below the richest stage others are looked at, at first and at most; worth that may be neglected.
-BELOW, FARTHEST, BLUR = 0.02, 1e2, 1e-4
+# How far below what the relaxation says stages are looked for; worth that may be neglected.
+BELOW, BLUR = tuple(0.02 * 2.5**i for i in range(10)), 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,17 +43,17 @@ def plan_along(potentials: Potentials, limit: float, width: int = WIDTH) -> tupl
     beams = []
     for stage in range(problem.stages):
 
-        def behind(beginning: _Beginning, stage: int = stage) -> Richest | None:
+        def behind(beginning: _Beginning, stage: int = stage) -> Richest:
             return _behind(potentials, beginning.inside, table[stage + 1], stage, limit)
 
         with ThreadPoolExecutor() as threads:
             found = list(threads.map(behind, beam))
-        potentials.work += sum(stages.work for stages in found if stages)
+        potentials.work += sum(stages.work for stages in found)
         if potentials.spent():
             return None
         new: dict[bytes, _Beginning] = {}
         for parent, stages in enumerate(found):
-            for labels in stages.stages if stages else ():
+            for labels in stages.stages:
                 if not problem.idle and not (labels == IN).any():
                     continue
                 inside = labels <= IN
@@ -73,7 +73,7 @@ def plan_along(potentials: Potentials, limit: float, width: int = WIDTH) -> tupl
 
 def _behind(
     potentials: Potentials, inside: NDArray[np.bool_], potential: NDArray[np.float64], stage: int, limit: float
-) -> Richest | None:
+) -> Richest:
     """Rich stages behind a boundary: of all stages within the limit, or nearly all, the ones that get farthest."""
     problem = potentials.problem
     worth = np.full((problem.items, 3), FORBIDDEN)
@@ -81,13 +81,4 @@ def _behind(
     worth[~inside, IN] = potential[~inside]
     worth[~inside, AFTER] = 0.0
     worth[~labels_within(potentials.window, stage)] = FORBIDDEN
-    sweep, price = potentials.sweeps[stage], potentials.price
-    above, below = bound_of_richest(sweep, worth, limit, price), BELOW
-    while above > FORBIDDEN / 2 and below < FARTHEST:
-        found = richest(sweep, worth, limit, above - below, price, BLUR, BRANCHES)
-        if len(found.stages):
-            return found
-        if found.most > above - below:  # too many pairs: more room would not help
-            return None
-        below *= 2.5
-    return None
+    return any_rich(potentials.sweeps[stage], worth, limit, potentials.price, BLUR, BRANCHES, BELOW)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy.optimize import nnls
 
 from autopart.solver.problem import Floats, Problem
-from autopart.solver.richest_stage import FORBIDDEN, Richest, bound_of_richest, least_seconds, richest
+from autopart.solver.richest_stage import FORBIDDEN, Richest, any_rich, least_seconds, richest
 from autopart.solver.sweep import BEFORE, IN, Sweep, TooWideError, narrow_order, sweep
 from autopart.solver.windows import windows
 
@@ -41,9 +41,8 @@ LEVEL, PROOF = -0.01, -1e-7
 ROUNDS, FAR = 60, 30.0
 # Worth that may be neglected at a state, at first and at least; divided by so much when nothing else is to be found.
 BLUR, SHARPEST, SHARPER = 3e-4, 1e-6, 3.0
-# How far below what the relaxation says the first stages are looked for, at first and at most, and the worth that may
-# be neglected there.
-BELOW, FARTHEST, COARSE = 0.1, 1e3, 1e-2
+# How far below what the relaxation says the first stages are looked for, and the worth that may be neglected there.
+BELOW, COARSE = tuple(0.1 * 3.0**i for i in range(9)), 1e-2
 # Stages that one search gives, and cuts that are kept: when there are more, the tightest ones.
 STAGES_AT_A_TIME, MOST_CUTS, KEPT_CUTS = 8, 500, 280
 # What one problem of least squares counts for in work, which is counted in pairs and arcs that are looked at.
@@ -197,16 +196,9 @@ class Potentials:
         if least_seconds(self.sweeps[stage], labels_within(self.window, stage)) > limit:
             return False
         worth = self.worth(self.table(self.centre), stage)
-        above, below = bound_of_richest(self.sweeps[stage], worth, limit, self.price), BELOW
-        while below < FARTHEST:
-            found = richest(self.sweeps[stage], worth, limit, above - below, self.price, COARSE, STAGES_AT_A_TIME)
-            self.work += found.work
-            if self._learned(stage, found):
-                return True
-            if found.most > above - below:  # too many pairs: more room would not help
-                break
-            below *= SHARPER
-        return None
+        found = any_rich(self.sweeps[stage], worth, limit, self.price, COARSE, STAGES_AT_A_TIME, BELOW)
+        self.work += found.work
+        return True if self._learned(stage, found) else None
 
     def _learned(self, stage: int, found: Richest) -> int:
         """How many of the stages found are new."""

@@ -11,7 +11,8 @@ is returned as the most is never less than the truth.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numba
 import numpy as np
@@ -61,19 +62,55 @@ def richest(
     """
     by_step, prices = worth[sweep.order], price * PRICES
     rest = _completions(*sweep.arrays, by_step, prices)
+    return _worth_at_least(least, sweep, by_step, prices, rest, limit, blur, most_stages)
+
+
+def any_rich(
+    sweep: Sweep, worth: Floats, limit: float, price: float, blur: float, most_stages: int, below: Sequence[float]
+) -> Richest:
+    """The richest stages, whatever they are worth: none only where there is none, or it is too far down.
+
+    Args:
+        below: How far below what the relaxation says they are looked for, one after the other, until there are some,
+            or more pairs than have room. The other arguments are those of `richest`.
+    """
+    by_step, prices = worth[sweep.order], price * PRICES
+    rest = _completions(*sweep.arrays, by_step, prices)
     bound = _bound(rest, prices, limit)
-    nothing = np.zeros((0, len(worth)), np.int8), np.zeros(0)
+    found = Richest(bound, *_no_stages(sweep), len(sweep.source))
+    if bound <= FORBIDDEN / 2:
+        return found
+    work = 0
+    for down in below:
+        found = _worth_at_least(bound - down, sweep, by_step, prices, rest, limit, blur, most_stages)
+        work += found.work
+        if len(found.stages) or found.most > bound - down:
+            break
+    return replace(found, work=work)
+
+
+def _worth_at_least(
+    least: float,
+    sweep: Sweep,
+    by_step: Floats,
+    prices: Floats,
+    rest: Floats,
+    limit: float,
+    blur: float,
+    most_stages: int,
+) -> Richest:
+    bound = _bound(rest, prices, limit)
     if bound < least:
-        return Richest(least, *nothing, len(sweep.source))
+        return Richest(least, *_no_stages(sweep), len(sweep.source))
     pairs, seconds, value, parent, label, begin = _search(
         *sweep.arrays, by_step, prices, rest, limit, least, blur, MOST_PAIRS
     )
     if pairs < 0:
-        return Richest(bound, *nothing, len(sweep.source) + MOST_PAIRS)
+        return Richest(bound, *_no_stages(sweep), len(sweep.source) + MOST_PAIRS)
     last = np.arange(begin[-2], begin[-1])
     last = last[value[last] >= least]
     if not len(last):
-        return Richest(least, *nothing, len(sweep.source) + int(pairs))
+        return Richest(least, *_no_stages(sweep), len(sweep.source) + int(pairs))
     last = last[np.argsort(-value[last], kind="stable")]
     labels = _traced(last[:most_stages], parent, label, len(sweep.order))
     stages = np.empty_like(labels)
@@ -81,10 +118,8 @@ def richest(
     return Richest(float(value[last[0]]), stages, seconds[last[:most_stages]], len(sweep.source) + int(pairs))
 
 
-def bound_of_richest(sweep: Sweep, worth: Floats, limit: float, price: float) -> float:
-    """No stage within the limit is worth more: the relaxation alone."""
-    prices = price * PRICES
-    return _bound(_completions(*sweep.arrays, worth[sweep.order], prices), prices, limit)
+def _no_stages(sweep: Sweep) -> tuple[NDArray[np.int8], Floats]:
+    return np.zeros((0, len(sweep.order)), np.int8), np.zeros(0)
 
 
 def least_seconds(sweep: Sweep, allowed: NDArray[np.bool_]) -> float:
@@ -94,7 +129,7 @@ def least_seconds(sweep: Sweep, allowed: NDArray[np.bool_]) -> float:
 
 
 def _bound(rest: Floats, prices: Floats, limit: float) -> float:
-    """What the relaxation says of whole paths: the least over the prices."""
+    """What the relaxation says of whole paths, the least over the prices: no stage within the limit is worth more."""
     return float((rest[0] + prices * limit).min())
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from random_problems import random_problem
 
 from autopart.solver import richest_stage as module
-from autopart.solver.richest_stage import FORBIDDEN, bound_of_richest, richest
+from autopart.solver.richest_stage import FORBIDDEN, PRICES, any_rich, richest
 from autopart.solver.sweep import AFTER, BEFORE, IN, narrow_order, sweep
 
 PROPERTY = settings(max_examples=300, deadline=None, derandomize=True)
@@ -51,6 +51,11 @@ class Case:
 
     def richest(self, least, blur=0.0, most_stages=3):
         return richest(self.sweep, self.worth, self.limit, least, self.price, blur, most_stages)
+
+    def relaxation(self):
+        prices = self.price * PRICES
+        rest = module._completions(*self.sweep.arrays, self.worth[self.sweep.order], prices)
+        return module._bound(rest, prices, self.limit)
 
     def check_stages(self, found, least, most_stages):
         """The stages found are labellings within the limit, worth what was asked for, and the first one the most."""
@@ -105,10 +110,37 @@ def test_with_blur_it_is_at_most_so_much_above_the_truth(seed, asked, blur):
 
 
 @PROPERTY
+@given(SEEDS, st.sampled_from([(0.01, 0.1, 1.0, 1e3, 1e14), (1e14,), (1e-9, 1e-6)]))
+def test_any_rich_stage_is_the_richest_as_far_down_as_it_is_looked_for(seed, below):
+    case = Case(seed)
+    found = any_rich(case.sweep, case.worth, case.limit, case.price, 0.0, 3, below)
+    if case.truth <= FORBIDDEN / 2:  # no stage without a label that is not to be taken
+        assert not len(found.stages) or found.most == _near(case.truth)
+    elif case.relaxation() - below[-1] <= case.truth - 1e-9:
+        assert found.most == _near(case.truth)
+        case.check_stages(found, case.relaxation() - below[-1], 3)
+    assert found.most >= case.truth - _rounding(case.truth)
+    assert found.work >= len(case.sweep.source)
+
+
+@settings(PROPERTY, max_examples=60)
+@given(SEEDS)
+def test_any_rich_stage_is_not_looked_for_further_down_where_there_is_no_room(seed):
+    case = Case(seed, forbidden=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_search", module._search.py_func)
+        patch.setattr(module, "PAIRS_AT_FIRST", 1)
+        patch.setattr(module, "MOST_PAIRS", 1)
+        found = any_rich(case.sweep, case.worth, case.limit, case.price, 0.0, 3, (1e3, 2e3, 4e3))
+    assert found.work == len(case.sweep.source) + 1  # one search
+    assert not len(found.stages) and found.most >= case.truth - _rounding(case.truth)
+
+
+@PROPERTY
 @given(SEEDS)
 def test_the_bound_is_never_below_the_truth(seed):
     case = Case(seed)
-    bound = bound_of_richest(case.sweep, case.worth, case.limit, case.price)
+    bound = case.relaxation()
     assert bound >= case.truth - _rounding(case.truth)
     found = case.richest(bound + 1e-6 * max(abs(bound), 1.0))
     assert not len(found.stages)
@@ -149,7 +181,7 @@ def test_a_search_that_ends_early_still_bounds_the_truth(seed, asked, blur, firs
     # Room that grows changes nothing.
     assert grown.most == whole.most and np.array_equal(grown.stages, whole.stages)
     assert found.most >= case.truth - _rounding(case.truth)
-    bound = bound_of_richest(case.sweep, case.worth, case.limit, case.price)
+    bound = case.relaxation()
     if not len(found.stages):
         assert found.most <= max(bound, least) + _rounding(bound)
 
