@@ -57,13 +57,12 @@ SECONDS_OF_ALL_DOWN_SETS = 120.0
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
 # any machine of today: then two runs stop at the same place.
 WORK_PER_SECOND, LAST_WORK_PER_SECOND = 0.05, 0.12
-
-# The gap that the integer program is asked to close once there are better plans and bounds than its own.
-LITTLE = 0.06
 # The same for the programs of one boundary, and of adjacent stages.
 BOUNDARY_WORK_PER_SECOND, NEIGHBOUR_WORK_PER_SECOND = 0.5, 0.1
 # And what potentials may look at.
 LOOKED_AT_PER_SECOND = 20_000_000
+# The gap that the integer program is asked to close once there are better plans and bounds than its own.
+LITTLE = 0.06
 ROUNDING = 1e-9
 
 Stop = Literal["proof", "time limit", "work limit"]
