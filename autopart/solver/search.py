@@ -315,7 +315,8 @@ def _by_potentials(problem: Problem, answer: Answer, budget: Budget, branch: boo
 
 
 def _crowded(problem: Problem, answer: Answer) -> bool:
-    return passing(problem, answer.value) > CROWDED
+    """Not where there is no cap yet: then any net may pass, which says nothing."""
+    return math.isfinite(answer.value) and passing(problem, answer.value) > CROWDED
 
 
 def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:

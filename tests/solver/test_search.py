@@ -80,6 +80,15 @@ def test_without_any_one_part_the_plan_is_legal_and_the_bound_holds(seed, left_o
         assert best <= answer.value * (1 + 1e-12)
 
 
+@pytest.mark.parametrize("seed", [0, 5, 6, 10, 11, 12, 13, 17])
+def test_boundaries_have_a_plan_where_there_was_none(seed):
+    problem = random_problem(seed, tight=False, schedule="1f1b")
+    plans = {"first plans", "more plans", "down-sets", "integer program", "last of the gap", "recombination"}
+    answer = search(problem, EXACT, 30.0, without=plans)
+    assert legal(problem, answer.assignment)
+    assert answer.value == pytest.approx(value_and_memory(problem, answer.assignment)[0], rel=1e-12)
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(st.integers(0, 10**9))
 def test_the_two_exact_methods_agree(seed):
