@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from autopart.errors import VerificationError
@@ -15,6 +18,8 @@ from autopart.errors import VerificationError
 WORKER = Path(__file__).with_name("worker.py")
 # Longer than the 30 s after which torchrun kills processes that do not end: killed before that, it would leave them.
 GRACE_S = 45.0
+# How often it is looked at what a launcher that ends has started.
+POLL_S = 0.05
 
 
 def with_torchrun(job_file: Path, processes: int, timeout_s: float) -> list[dict[str, Any]]:
@@ -46,12 +51,26 @@ def with_torchrun(job_file: Path, processes: int, timeout_s: float) -> list[dict
 
 
 def _stop(process: subprocess.Popen[str]) -> None:
-    """End a launcher that still runs: told to end, torchrun ends its processes first; killed, it would leave them."""
+    """End a launcher that still runs, and what it started.
+
+    Told to end, torchrun ends its processes first; killed, it would leave them. It also leaves one that it is just
+    starting when it is told.
+    """
     if process.poll() is not None:
         return
+    launcher, started = psutil.Process(process.pid), set[psutil.Process]()
+    deadline = time.monotonic() + GRACE_S
     process.terminate()
-    try:
-        process.communicate(timeout=GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
+    while process.poll() is None:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            started.update(launcher.children(recursive=True))
+        if time.monotonic() > deadline:
+            process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=POLL_S)
+    for left in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            left.kill()
+    for stream in (process.stdout, process.stderr):
+        if stream is not None:
+            stream.close()
