@@ -37,7 +37,7 @@ def plan_along(potentials: Potentials, limit: float, width: int = WIDTH) -> tupl
 
     None, too, if the potentials' work is spent.
     """
-    problem, table = potentials.problem, potentials.table(potentials.centre)
+    problem, table = potentials.problem, potentials.centre
     nothing = np.zeros(problem.items, dtype=bool)
     beam = [_Beginning(nothing, 0.0, np.zeros(problem.items, np.int8), 0)]
     beams = []

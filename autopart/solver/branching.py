@@ -17,7 +17,7 @@ from autopart.solver.potentials import Potentials, Windows, undecided
 from autopart.solver.problem import Floats, membership
 
 # When one program is given up: rounds, size of the potentials, work.
-ROUNDS, FAR, WORK = 30, 12.0, 60_000_000
+ROUNDS, FAR, WORK = 30, 8.0, 60_000_000
 # Beginnings that the beam keeps.
 WIDTH = 2
 # A boundary is in doubt when both pieces of an item there decide at least this part of a stage's seconds.
@@ -95,7 +95,8 @@ class Branching:
         windows = [(earliest, put_before), (put_behind, latest)]
         if self.potentials.shares[boundary, item] >= 0.5:
             windows.reverse()
-        return [_Part((first, last), part.centre, part.bound) for first, last in windows if (first <= last).all()]
+        tried = self.potentials.tried
+        return [_Part((first, last), tried, part.bound) for first, last in windows if (first <= last).all()]
 
     def _doubtful(self) -> tuple[int, int] | None:
         """The boundary nearest the middle that is in doubt, and the item whose two pieces both decide most there.

@@ -59,10 +59,9 @@ def solve_potentials(
     value = score(problem, assignment).step_s
     search = _Search(problem, tolerance, fill, tuple(assignment), value, bound, work, deadline)
     with contextlib.suppress(TooWideError):  # what was found before it stays
+        search.begin()
         if branch:
             search.close()
-        else:
-            search.begin()
     return search.best, search.bound
 
 
@@ -81,22 +80,24 @@ class _Search:
     bound: float
     work: float
     deadline: float
+    potentials: Potentials | None = None
 
     def begin(self) -> None:
         """What is quick: a coarse bound, plans along its potentials; then a finer bound, and plans again."""
         start = None
         for fineness in FINENESS:
             if self.open():
-                potentials = Potentials(self.problem, self.value, self.deadline, start, self.work)
-                self.raise_bound(potentials, fineness)
-                self.look_for_plans(potentials)
-                start = potentials.table(potentials.centre)
-                self.work -= potentials.work
+                self.potentials = Potentials(self.problem, self.value, self.deadline, start, self.work)
+                self.raise_bound(self.potentials, fineness)
+                self.look_for_plans(self.potentials)
+                start = self.potentials.centre
+                self.work -= self.potentials.work
 
     def close(self) -> None:
-        """Branch until nothing is left open."""
-        potentials = Potentials(self.problem, self.value, self.deadline, None, self.work)
-        branching = Branching(potentials, self.offered)
+        """Branch over the potentials that this began with until nothing is left open."""
+        if self.potentials is None:
+            return
+        branching = Branching(self.potentials, self.offered)
         while self.open():
             limit, value = self.next_limit(), self.value
             if branching.excluded(limit - self.fill):

@@ -22,12 +22,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
+from autopart.solver.cuts import Cuts, Nearest, Stages
 from autopart.solver.problem import Floats, Problem
 from autopart.solver.richest_stage import FORBIDDEN, Richest, any_rich, least_seconds, richest
 from autopart.solver.sweep import BEFORE, IN, Sweep, TooWideError, narrow_order, sweep
@@ -44,23 +43,11 @@ BLUR, SHARPEST, SHARPER = 3e-4, 1e-6, 3.0
 # How far below what the relaxation says the first stages are looked for, and the worth that may be neglected there.
 BELOW, COARSE = tuple(0.1 * 3.0**i for i in range(9)), 1e-2
 # Stages that one search gives, and cuts that are kept: when there are more, the tightest ones.
-STAGES_AT_A_TIME, MOST_CUTS, KEPT_CUTS = 8, 500, 280
-# What one problem of least squares counts for in work, which is counted in pairs and arcs that are looked at.
-WORK_OF_NEAREST = 300_000
+STAGES_AT_A_TIME, MOST_CUTS, KEPT_CUTS = 16, 800, 450
 # Loads are sums of floats: a stage counts as within the limit up to this share.
 ROUNDING = 1e-9
 
 Windows = tuple[NDArray[np.int64], NDArray[np.int64]]
-
-
-@dataclass(frozen=True, eq=False)
-class Cut:
-    """A stage that was found: its place, labels and seconds, and its gain as a row of numbers for the potentials."""
-
-    stage: int
-    labels: NDArray[np.int8]
-    seconds: float
-    gain: Floats
 
 
 class Potentials:
@@ -68,7 +55,9 @@ class Potentials:
 
     Attributes:
         window: Earliest and latest stage of each item, which may be made smaller from outside.
-        centre: The potentials of the last proof.
+        centre: The potentials of the last proof, by boundary and item, (stages + 1, items).
+        tried: After a limit that was not shown to be impossible, the best potentials that were tried for it.
+        stages: Those found so far, also for other limits and windows; `cuts` are those of the last limit.
         work: What was done so far: pairs and arcs looked at. After `most_work` of it, nothing more is shown.
         shares: After a limit that was not shown to be impossible: by boundary and item, the share of the stages that
             speak against it, by their weights, that has the item before the boundary, (stages + 1, items).
@@ -97,28 +86,22 @@ class Potentials:
         self.window: Windows = (np.array(earliest), np.array(latest))
         self.sweeps = _sweeps(problem, self.window, deadline)
         self.free = undecided(self.window, problem.stages)
-        self.where, self.item = np.nonzero(self.free)
         work = problem.work.mean(axis=0)
         share = np.ones(problem.items) / problem.items if work.sum() <= 0 else work / work.sum()
         least = min(least_seconds(self.sweeps[s], labels_within(self.window, s)) for s in range(problem.stages))
         seconds = least + float(problem.repeat * work.sum())
         self.price = problem.stages / seconds if seconds > 0 else 1.0
         share = share * problem.stages
-        self.size = np.maximum(share, 0.3 * share.mean())[self.item]
-        self.centre: Floats = share[self.item] if start is None else start[self.where, self.item]
-        self.cuts: list[Cut] = []
-        self.known: set[tuple[int, bytes]] = set()
+        self.scale = self.free * np.maximum(share, 0.3 * share.mean())
+        self.centre: Floats = self.free * (share if start is None else start)
+        self.tried = self.centre
+        self.stages = Stages.none(problem.items)
+        self.cuts = Cuts(self.stages, self.scale)
         self.shares: Floats = np.zeros(self.free.shape)
         self.work = 0
 
     def spent(self) -> bool:
         return self.work > self.most_work or time.monotonic() > self.deadline
-
-    def table(self, point: Floats) -> Floats:
-        """Potentials by boundary and item, (stages + 1, items)."""
-        table = np.zeros(self.free.shape)
-        table[self.where, self.item] = point
-        return table
 
     def worth(self, table: Floats, stage: int) -> Floats:
         """What each label of each item is worth to a stage, (items, 3)."""
@@ -135,55 +118,51 @@ class Potentials:
             most_work, rounds, far: When to give up.
         """
         allowed = limit * (1 + ROUNDING)
-        self.cuts, resting = self._usable(allowed)
-        self.known = {(cut.stage, cut.labels.tobytes()) for cut in self.cuts}
+        legal = (self.stages.seconds <= allowed) & _within(self.stages, self.window, self.problem.stages)
+        self.cuts, resting = Cuts(self.stages.of(legal), self.scale), self.stages.of(~legal)
         shown = self._shown(allowed, self.work + most_work, rounds, far)
-        self.cuts += resting[-MOST_CUTS:]
+        self.stages = self.cuts.stages.and_also(resting.of(slice(-MOST_CUTS, None)))
         return shown
 
     def _shown(self, limit: float, most_work: float, rounds: int, far: float) -> bool:
         start, best, blur = self.centre, np.inf, BLUR
-        for stage in sorted(set(range(self.problem.stages)) - {cut.stage for cut in self.cuts}):
+        for stage in sorted(set(range(self.problem.stages)) - set(self.cuts.stages.place)):
             begun = self._begun(stage, limit)
             if begun is not True:
                 return begun is False
         for _ in range(rounds):
-            point = self._nearest(far)
-            if point is None or self.work > most_work or self.spent():
+            cuts = self.cuts
+            nearest = cuts.nearest(self.centre, LEVEL)
+            if nearest is None:
                 break
-            claims = self._claims(point)
+            self.work += nearest.work
+            self._share(nearest)
+            if nearest.far > far or self.work > most_work or self.spent():
+                break
+            point = nearest.table
+            claims = cuts.claims(point)
             found = self._richest(point, limit, claims, blur)
             total = sum(one.most for one in found)
             if total < PROOF:
                 self.centre = point
                 return True
-            if not sum(self._learned(stage, one) for stage, one in enumerate(found)):
+            if not cuts.learn(_placed(found, range(len(found)))):
                 blur /= SHARPER
                 if blur < SHARPEST:
                     break
             if total < best:
                 best, self.centre = total, point
-            self._thin(point, claims)
-        self.centre = start
+            if len(cuts.stages) > MOST_CUTS:
+                slack = claims[cuts.stages.place] - cuts.gains(point)  # below zero for those that are new
+                self.cuts = cuts.of(np.sort(np.argsort(slack, kind="stable")[:KEPT_CUTS]))
+        self.tried, self.centre = self.centre, start
         return False
-
-    def _usable(self, limit: float) -> tuple[list[Cut], list[Cut]]:
-        """The known stages that the limit and the windows allow, and the others."""
-        usable: list[Cut] = []
-        resting: list[Cut] = []
-        allowed = [labels_within(self.window, stage) for stage in range(self.problem.stages)]
-        items = np.arange(self.problem.items)
-        for cut in self.cuts:
-            legal = cut.seconds <= limit and bool(allowed[cut.stage][items, cut.labels].all())
-            (usable if legal else resting).append(cut)
-        return usable, resting
 
     def _richest(self, point: Floats, limit: float, least: Floats, blur: float) -> list[Richest]:
         """Of every stage; side by side, for they do not depend on each other."""
-        table = self.table(point)
 
         def of(stage: int) -> Richest:
-            worth = self.worth(table, stage)
+            worth = self.worth(point, stage)
             return richest(self.sweeps[stage], worth, limit, float(least[stage]), self.price, blur, STAGES_AT_A_TIME)
 
         with ThreadPoolExecutor() as threads:
@@ -195,77 +174,35 @@ class Potentials:
         """Find the first stages of one place; False if there is none within the limit, None if that is not known."""
         if least_seconds(self.sweeps[stage], labels_within(self.window, stage)) > limit:
             return False
-        worth = self.worth(self.table(self.centre), stage)
+        worth = self.worth(self.centre, stage)
         found = any_rich(self.sweeps[stage], worth, limit, self.price, COARSE, STAGES_AT_A_TIME, BELOW)
         self.work += found.work
-        return True if self._learned(stage, found) else None
+        return True if self.cuts.learn(_placed([found], [stage])) else None
 
-    def _learned(self, stage: int, found: Richest) -> int:
-        """How many of the stages found are new."""
-        new = 0
-        before, after = self.where == stage, self.where == stage + 1
-        for labels, seconds in zip(found.stages, found.seconds, strict=True):
-            key = (stage, labels.tobytes())
-            if key not in self.known:
-                self.known.add(key)
-                gain = np.zeros(len(self.item))
-                gain[after] = labels[self.item[after]] <= IN
-                gain[before] = -1.0 * (labels[self.item[before]] == BEFORE)
-                self.cuts.append(Cut(stage, labels, float(seconds), gain))
-                new += 1
-        return new
-
-    def _thin(self, point: Floats, claims: Floats) -> None:
-        if len(self.cuts) > MOST_CUTS:
-            slack = [claims[cut.stage] - float(cut.gain @ point) for cut in self.cuts]
-            self.cuts = [self.cuts[i] for i in np.sort(np.argsort(slack, kind="stable")[:KEPT_CUTS])]
-            self.known = {(cut.stage, cut.labels.tobytes()) for cut in self.cuts}
-
-    def _claims(self, point: Floats) -> Floats:
-        """The most that a known stage of each place gains."""
-        claims = np.full(self.problem.stages, -np.inf)
-        gains = np.array([cut.gain for cut in self.cuts]) @ point
-        np.maximum.at(claims, [cut.stage for cut in self.cuts], gains)
-        return claims
-
-    def _nearest(self, far: float) -> Floats | None:
-        """The point nearest to the centre where the known stages gain `LEVEL` in all; None if there is none nearby.
-
-        With y the way from the centre and t the gains of the places, of no weight: t_s >= gain of each cut of s, sum t
-        = LEVEL. The least of y under linear inequalities is a problem of non-negative least squares (Lawson and Hanson,
-        1974, chapter 23); its solution has a weight for each cut.
-        """
-        self.work += WORK_OF_NEAREST
-        places, light = self.problem.stages, 1e3
-        rows = np.array([cut.gain for cut in self.cuts])
-        of = np.array([cut.stage for cut in self.cuts])
-        claims = self._claims(self.centre)
-        program = np.zeros((len(rows) + 1, len(self.item) + places))
-        program[:-1, : len(self.item)] = -rows * self.size
-        program[np.arange(len(rows)), len(self.item) + of] = light
-        program[-1, len(self.item) :] = -light
-        least = np.append(rows @ self.centre - claims[of], claims.sum() - LEVEL)
-        matrix, target = np.vstack([program.T, least]), np.zeros(len(self.item) + places + 1)
-        target[-1] = 1.0
-        try:
-            weights, _ = nnls(matrix, target)
-        except RuntimeError:  # it did not converge
-            return None
-        self._share(weights, of)
-        rest = matrix @ weights - target
-        if abs(rest[-1]) < 1e-9:
-            return None
-        way = -rest[: len(self.item)] / rest[-1]
-        return None if float(np.linalg.norm(way)) > far else self.centre + self.size * way
-
-    def _share(self, weights: Floats, of: NDArray[np.int64]) -> None:
-        """Read off the cuts' weights where they have each item."""
+    def _share(self, nearest: Nearest) -> None:
+        """Read off the stages' weights where they have each item."""
         self.shares[:] = 0.5
         for stage in range(self.problem.stages - 1):
-            own = [i for i in np.flatnonzero(of == stage) if weights[i] > 0]
-            if own:
-                inside = np.array([self.cuts[i].labels <= IN for i in own])
-                self.shares[stage + 1] = weights[own] @ inside / weights[own].sum()
+            own = np.flatnonzero((self.cuts.stages.place == stage) & (nearest.weights > 0))
+            if len(own):
+                weights = nearest.weights[own]
+                self.shares[stage + 1] = weights @ self.cuts.inside[own] / weights.sum()
+
+
+def _placed(found: Sequence[Richest], places: Sequence[int]) -> Stages:
+    """The stages that searches at these places found."""
+    return Stages(
+        np.repeat(places, [len(one.stages) for one in found]),
+        np.concatenate([one.stages for one in found]),
+        np.concatenate([one.seconds for one in found]),
+    )
+
+
+def _within(stages: Stages, window: Windows, places: int) -> NDArray[np.bool_]:
+    """Which of the stages have only labels that the windows leave."""
+    allowed = np.array([labels_within(window, place) for place in range(places)])
+    items = np.arange(stages.labels.shape[1])
+    return np.asarray(allowed[stages.place[:, None], items, stages.labels].all(axis=1))
 
 
 def labels_within(window: Windows, stage: int) -> NDArray[np.bool_]:

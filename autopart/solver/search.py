@@ -47,11 +47,11 @@ FIRST_SHARE = 0.4
 DOWN_SHARE, FREE_SHARE = 0.5, 0.3
 # And what plans from parts of others may take.
 RECOMBINED_SHARE = 0.15
-# And what potentials may take before they branch, where single boundaries say little and where they may say more.
-POTENTIAL_SHARE, SHORT_SHARE = 0.25, 0.06
-# Where this share of the nets may pass a stage, what can come before single boundaries says little, and plans along
-# potentials are better than those along orders.
-CROWDED = 0.96
+# And what potentials may take before other methods are asked.
+POTENTIAL_SHARE = 0.06
+# Where these shares of the nets may pass a stage, branching says more than what can come before single boundaries, and
+# the integer program says nothing.
+CROWDED, FULL = 0.9, 0.96
 # The time limit for which that may do all the work it is ever allowed.
 SECONDS_OF_ALL_DOWN_SETS = 120.0
 # CP-SAT's deterministic seconds for each second of the time limit, few enough that work runs out before time does on
@@ -60,10 +60,12 @@ WORK_PER_SECOND, LAST_WORK_PER_SECOND = 0.05, 0.12
 # The same for the programs of one boundary, and of adjacent stages.
 BOUNDARY_WORK_PER_SECOND, NEIGHBOUR_WORK_PER_SECOND = 0.5, 0.1
 # And what potentials may look at.
-LOOKED_AT_PER_SECOND = 20_000_000
+LOOKED_AT_PER_SECOND = 40_000_000
 # The gap that the integer program is asked to close once there are better plans and bounds than its own.
 LITTLE = 0.06
 ROUNDING = 1e-9
+# The method of its bounds.
+PROGRAM = "the integer program"
 
 Stop = Literal["proof", "time limit", "work limit"]
 
@@ -282,16 +284,22 @@ def _without_limits(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 
 def _recombination(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Plans from parts of others; not where blocks may be computed again (`_without_limits` does it there)."""
-    if problem.blocks is not None or _crowded(problem, answer):
+    if problem.blocks is not None:
         return answer
     enough = answer.bound / (1 - budget.tolerance)
     return _better(problem, answer, recombined(problem, answer.assignment, enough, budget.until(RECOMBINED_SHARE)))
 
 
 def _potentials(problem: Problem, answer: Answer, budget: Budget) -> Answer:
-    """Wide graphs, all boundaries at once, as far as that is quick."""
-    share = POTENTIAL_SHARE if _crowded(problem, answer) else SHORT_SHARE
-    return _by_potentials(problem, answer, budget, False, share)
+    """Wide graphs, all boundaries at once, as far as that is quick; not where branching comes next, which begins so."""
+    if _crowded(problem, answer, FULL):
+        return answer
+    return _by_potentials(problem, answer, budget, False, POTENTIAL_SHARE)
+
+
+def _branching_first(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """The same until nothing is left open, where single boundaries say less."""
+    return _branching(problem, answer, budget) if _crowded(problem, answer, CROWDED) else answer
 
 
 def _branching(problem: Problem, answer: Answer, budget: Budget) -> Answer:
@@ -306,7 +314,7 @@ def _by_potentials(problem: Problem, answer: Answer, budget: Budget, branch: boo
     # Its kernels are compiled when they are first called, and loaded with a compiler: only where they are needed.
     from autopart.solver.potential_search import solve_potentials
 
-    work, until = share * LOOKED_AT_PER_SECOND * budget.seconds, budget.until(share)
+    work, until = share * LOOKED_AT_PER_SECOND * budget.seconds, budget.until(min(1.0, 2 * share))
     found = solve_potentials(problem, budget.tolerance, answer.assignment, answer.bound, branch, work, until)
     if found is None:
         return answer
@@ -314,14 +322,14 @@ def _by_potentials(problem: Problem, answer: Answer, budget: Budget, branch: boo
     return _raised(_better(problem, answer, assignment), bound, "what each stage can hold at most")
 
 
-def _crowded(problem: Problem, answer: Answer) -> bool:
+def _crowded(problem: Problem, answer: Answer, share: float) -> bool:
     """Not where there is no cap yet: then any net may pass, which says nothing."""
-    return math.isfinite(answer.value) and passing(problem, answer.value) > CROWDED
+    return math.isfinite(answer.value) and passing(problem, answer.value) > share
 
 
 def _boundaries(problem: Problem, answer: Answer, budget: Budget) -> Answer:
     """Wide graphs, one boundary at a time; not where blocks may be computed again (`_without_limits` does it there)."""
-    if problem.blocks is not None or _crowded(problem, answer):
+    if problem.blocks is not None:
         return answer
     work = BOUNDARY_WORK_PER_SECOND * budget.seconds
     found = solve_boundaries(problem, budget.tolerance, answer.assignment, answer.bound, work, budget.deadline)
@@ -340,15 +348,20 @@ def _neighbourhoods(problem: Problem, answer: Answer, budget: Budget) -> Answer:
 
 
 def _last_of_gap(problem: Problem, answer: Answer, budget: Budget) -> Answer:
-    """The integer program again, under a better cap: what is little it often closes at once."""
+    """The integer program again, under a better cap: what is little it often closes at once, if the bound is its."""
     little = answer.value * (1 - LITTLE) <= answer.bound
-    if not little or _crowded(problem, answer):
+    if not little or answer.method != PROGRAM:
         return answer
     return _asked(problem, answer, budget, LAST_WORK_PER_SECOND * budget.seconds)
 
 
 def _program(problem: Problem, answer: Answer, budget: Budget) -> Answer:
-    """The integer program."""
+    """The integer program, at once where it says something."""
+    return answer if _crowded(problem, answer, FULL) else _program_at_last(problem, answer, budget)
+
+
+def _program_at_last(problem: Problem, answer: Answer, budget: Budget) -> Answer:
+    """The integer program, whatever it says: where nothing else closed the gap."""
     return _asked(problem, answer, budget, WORK_PER_SECOND * budget.seconds)
 
 
@@ -361,7 +374,7 @@ def _asked(problem: Problem, answer: Answer, budget: Budget, work: float) -> Ans
         scale = ceiling(problem) / 100 if none else answer.value
         result = solve_program(problem, cap, scale, budget.left, work, budget.tolerance / 2)
         work -= result.work
-        answer = _raised(answer, result.bound, "the integer program")
+        answer = _raised(answer, result.bound, PROGRAM)
         improved = _better(problem, answer, result.assignment)
         if not result.complete or (improved is answer and answer.open(budget.tolerance)):
             # Out of time, or solved at the resolution of its integers with nothing that holds in floats.
@@ -387,10 +400,12 @@ DEEP: dict[str, Layer] = {
     "integer program": _program,
     "potentials": _potentials,
     "last of the gap": _last_of_gap,
+    "branching first": _branching_first,
     "boundaries": _boundaries,
     "recombination": _recombination,
     "neighbourhoods": _neighbourhoods,
     "branching": _branching,
+    "integer program at last": _program_at_last,
 }
 
 

@@ -155,7 +155,7 @@ def test_potentials_to_begin_with_prove_nothing_false(seed, travel, share, drawn
     else:
         other = _potentials(problem)
         other.impossible(0.95 * least, MOST_WORK)
-        start = other.table(other.centre)
+        start = other.centre
     cap = 1.2 * min(step for step, _ in plans)
     allowed = min(load for step, load in plans if step <= cap)
     for below, limit in [(math.inf, least), (cap, allowed)]:
@@ -169,7 +169,7 @@ def test_the_potentials_of_one_problem_begin_the_next(limit):
     problem = _chain(9, 3)
     first = _potentials(problem)
     assert first.impossible(limit, MOST_WORK)
-    again = Potentials(problem, math.inf, math.inf, first.table(first.centre))
+    again = Potentials(problem, math.inf, math.inf, first.centre)
     assert np.array_equal(again.centre, first.centre)
     assert again.impossible(limit, MOST_WORK)
 
